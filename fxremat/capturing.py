@@ -1,0 +1,71 @@
+"""``capture``: a problem without a step; fake tensors serve and no device is needed."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import fx, nn
+
+from fxremat.compiling import Trace
+from fxremat.errors import CaptureError
+from fxremat.install import Installed
+from fxremat.options import make_options
+from fxremat.passes.extract import analyse
+from fxremat.passes.tracing import joint_of
+from fxremat.pipeline import pose
+from fxremat.problem import RematProblem
+from fxremat.progress import TRACING, Progress
+
+UNLIMITED = 1 << 62  # the budget of a capture, which plans nothing
+
+
+class Captured(BaseException):
+    """Carries the problem out of the trace before anything runs; no handler on the way stops it."""
+
+    def __init__(self, problem: RematProblem) -> None:
+        super().__init__("captured")
+        self.problem = problem
+
+
+class _Capture(Trace):
+    """A trace that ends with the problem."""
+
+    def partition(
+        self,
+        module: fx.GraphModule,
+        _inputs: object,
+        *,
+        num_fwd_outputs: int,
+        static_lifetime_input_indices: Sequence[int] | None = None,
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        options = self.session.options
+        problem, _ = pose(
+            analyse(joint_of(module, num_fwd_outputs)),
+            options,
+            resident_bytes=self.resident_bytes,
+            device=self.device,
+            progress=Progress(options.progress),
+            name=self.session.name,
+        )
+        raise Captured(problem)
+
+
+def capture(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    given: dict[str, Any],
+) -> RematProblem:
+    """Trace a callable once, run nothing; see ``fxremat.capture``."""
+    options = make_options(UNLIMITED, given)
+    module = fn if isinstance(fn, nn.Module) else None
+    target = fn._call_impl if isinstance(fn, nn.Module) else fn
+    installed = Installed(target, module, options, trace=_Capture)
+    try:
+        with Progress(options.progress).stage(TRACING):
+            installed(*args, **(kwargs or {}))
+    except Captured as captured:
+        return captured.problem
+    raise CaptureError(
+        f"{installed.session.name} has nothing to differentiate: no output depends on a tensor that requires "
+        "gradients, or gradients are off. Capture it in training mode with torch.enable_grad()."
+    )

@@ -1,0 +1,191 @@
+"""The Dynamo backend: what happens to one graph that Dynamo has captured."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+
+from fxremat.errors import UnsupportedGraphError
+from fxremat.passes.boxed import Boxed, boxed
+from fxremat.passes.inductor import compile_with_inductor
+from fxremat.passes.reference import reference_partition
+from fxremat.passes.select import detach_the_rest
+from fxremat.passes.storages import round_up
+from fxremat.passes.tracing import compiling, joint_of
+from fxremat.pipeline import Planned, partition, tangents
+from fxremat.plan import Plan, Solution, make_plan
+from fxremat.problem import RematProblem
+from fxremat.session import GraphRecord, Session, tangent_note
+from fxremat.simulate import Schedule
+
+NOTEWORTHY_SHARE = 0.02  # of the baseline peak; smaller tangents are not worth a hint
+
+
+class Backend:
+    """Compiles graphs for one session.
+
+    Args:
+        session: Where plans are kept.
+        held: Tensors that the step's device holds besides the graph's inputs.
+        more_bytes: Reserve, and gradients that exist when the step begins. [bytes]
+        trace: What takes a graph through AOTAutograd.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        held: Callable[[], Iterable[torch.Tensor]] = tuple,
+        more_bytes: Callable[[], int] = int,
+        trace: "type[Trace] | None" = None,
+    ) -> None:
+        self.session = session
+        self.trace = trace or Trace
+        self.held = held
+        self.more_bytes = more_bytes
+        self.__name__ = "fxremat"
+
+    def __call__(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Compile a graph that Dynamo captured."""
+        options = self.session.options
+        if options.keys is not None:
+            graph = detach_the_rest(graph, options.keys)
+        names = [node.name for node in graph.graph.find_nodes(op="placeholder")]
+        self.session.on_inputs(list(zip(names, inputs, strict=True)))
+        given = [value for value in inputs if isinstance(value, torch.Tensor)]
+        device = device_of(given)
+        total_bytes = bytes_on(device, [*given, *self.held()]) + self.more_bytes()
+        trace = self.trace(self.session, device, total_bytes)
+        with compiling():
+            if options.executor == "inductor":
+                return compile_with_inductor(graph, inputs, trace.partition, trace.mark, _identity(options))
+            compiler = aot_autograd(
+                fw_compiler=trace.forward_compiler,
+                bw_compiler=lambda module, _: boxed(module),
+                inference_compiler=trace.inference_compiler,
+                partition_fn=trace.partition,
+            )
+            compiled: Callable[..., Any] = compiler(graph, inputs)
+            return compiled
+
+
+class Trace:
+    """One graph on its way through AOTAutograd."""
+
+    def __init__(self, session: Session, device: torch.device, resident_bytes: int) -> None:
+        self.session = session
+        self.device = device
+        self.resident_bytes = resident_bytes
+        self.record: GraphRecord | None = None
+        self.start_s = session.started_s or time.perf_counter()
+
+    def partition(
+        self,
+        module: fx.GraphModule,
+        _inputs: object,
+        *,
+        num_fwd_outputs: int,
+        static_lifetime_input_indices: Sequence[int] | None = None,
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """AOTAutograd's partitioner."""
+        trace_s = time.perf_counter() - self.start_s
+        planned = partition(
+            joint_of(module, num_fwd_outputs),
+            self.session.options.budget,
+            self.session.options,
+            resident_bytes=self.resident_bytes,
+            device=self.device,
+            name=self.session.name,
+        )
+        self.keep(planned, trace_s)
+        return planned.graphs.forward, planned.graphs.backward
+
+    def keep(self, planned: Planned, trace_s: float) -> None:
+        """Remember the plan for the report."""
+        notes = []
+        for name, size_bytes in tangents(planned.analysis):
+            if size_bytes > NOTEWORTHY_SHARE * planned.plan.peak_bytes:
+                notes.append(tangent_note(name.removeprefix("tangents_"), size_bytes))
+        self.record = GraphRecord(planned.plan, trace_s, planned.profile_s, tuple(notes))
+        self.session.graphs.append(self.record)
+
+    def mark(self) -> None:
+        """The graph runs now."""
+        if self.record is None:
+            self.record = GraphRecord(
+                nothing_to_plan(self.session, self.device, self.resident_bytes), 0.0, 0.0, (), False
+            )
+            self.session.graphs.append(self.record)
+        self.session.mark(self.record)
+
+    def forward_compiler(self, module: fx.GraphModule, _inputs: object) -> Boxed:
+        return boxed(module, before=self.mark)
+
+    def inference_compiler(self, module: fx.GraphModule, _inputs: object) -> Boxed:
+        return boxed(module, before=self.mark)
+
+
+class ReferenceTrace(Trace):
+    """The unrewritten graph on its way through AOTAutograd: no plan, torch's own partition."""
+
+    def partition(
+        self,
+        module: fx.GraphModule,
+        _inputs: object,
+        *,
+        num_fwd_outputs: int,
+        static_lifetime_input_indices: Sequence[int] | None = None,
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        return reference_partition(
+            module,
+            _inputs,
+            num_fwd_outputs=num_fwd_outputs,
+            static_lifetime_input_indices=static_lifetime_input_indices,
+        )
+
+
+def nothing_to_plan(session: Session, device: torch.device, resident_bytes: int) -> Plan:
+    """The plan of a graph without a backward: nothing is saved, nothing recomputed."""
+    problem = RematProblem((), (), 0, (), (), (), resident_bytes, device=str(device), name=session.name)
+    budget_bytes = session.options.budget.resolve(resident_bytes)
+    return make_plan(problem, budget_bytes, Solution(Schedule((), ())), solver="nothing to do")
+
+
+def device_of(tensors: Iterable[torch.Tensor]) -> torch.device:
+    """The one device that a step runs on.
+
+    Host scalars are allowed beside a device: operators take them as arguments.
+
+    Raises:
+        UnsupportedGraphError: There are two.
+    """
+    found: dict[torch.device, str] = {}
+    for tensor in tensors:
+        if tensor.dim() > 0:
+            found.setdefault(tensor.device, f"a tensor of shape {tuple(tensor.shape)}")
+    if len(found) > 1:
+        where = "; ".join(f"{name} on {device}" for device, name in found.items())
+        raise UnsupportedGraphError(
+            f"the step uses {len(found)} devices ({where}), and a budget speaks of one. "
+            "Move the model and its arguments to one device, or optimise the part on each by itself."
+        )
+    return next(iter(found), torch.device("cpu"))
+
+
+def bytes_on(device: torch.device, tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of the distinct storages of tensors on a device, as its allocator counts them. [bytes]"""
+    sizes: dict[int, int] = {}
+    for tensor in tensors:
+        if tensor.device == device and tensor.layout is torch.strided:
+            storage = tensor.untyped_storage()
+            sizes[storage._cdata] = round_up(storage.nbytes(), device)
+    return sum(sizes.values())
+
+
+def _identity(options: Any) -> str:
+    """What a compiled graph depends on besides itself, for Inductor's cache."""
+    return repr(replace(options, progress=None))
+

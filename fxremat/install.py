@@ -1,0 +1,235 @@
+"""``optimize`` and ``restore``: how a plan gets between a module and its callers."""
+
+import functools
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from fxremat.backend import compiled_session
+from fxremat.compiling import Backend, Trace, bytes_on
+from fxremat.errors import CaptureError, FxrematError, OptionError
+from fxremat.options import Options
+from fxremat.passes.select import mark
+from fxremat.passes.tracing import (
+    BackendCompilerFailed,
+    TorchDynamoException,
+    own_code,
+    tracing,
+)
+from fxremat.reporting import RematReport
+from fxremat.reserve import reserve_bytes
+from fxremat.session import Session
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_SESSION = "__fxremat_session__"
+
+
+class Installed:
+    """What stands between a callable and its callers.
+
+    It compiles on its first call, with one copy of the traced function for steps that begin without
+    gradients and one for steps that begin with them.
+    """
+
+    def __init__(self, target: Callable[..., Any], owner: nn.Module | None, options: Options, trace: type[Trace] = Trace) -> None:
+        self.target = target
+        self.trace = trace
+        self.owner = None if owner is None else weakref.ref(owner)
+        self.session = Session(options, name=_name(owner if owner is not None else target))
+        self.compiled: dict[bool, Callable[..., Any]] = {}
+        self.completed = False
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Parameters and buffers, used by the graph or not."""
+        module = self.owner() if self.owner is not None else None
+        if module is not None:
+            yield from module.parameters()
+            yield from module.buffers()
+
+    def gradient_bytes(self) -> int:
+        """Bytes of the gradients that exist now. [bytes]"""
+        found = [p.grad for p in self.tensors() if p.grad is not None]
+        return bytes_on(found[0].device, found) if found else 0
+
+    def with_gradients(self) -> bool:
+        """Must this step be planned with the gradients that exist when it begins?"""
+        wanted = self.session.options.gradients
+        if wanted != "auto":
+            return wanted == "held"
+        gradient_bytes = self.gradient_bytes()
+        if not gradient_bytes:
+            return False
+        planned = [record.plan for record in self.session.graphs]
+        fits = planned and all(p.peak_bytes + gradient_bytes <= p.budget_bytes for p in planned)
+        return not fits
+
+    def compile(self, with_gradients: bool) -> Callable[..., Any]:
+        """The compiled callable for one of the two kinds of step."""
+        if with_gradients not in self.compiled:
+            options = self.session.options
+
+            def more_bytes() -> int:
+                trainable = [p for p in self.tensors() if p.requires_grad]
+                held = bytes_on(trainable[0].device, trainable) if trainable and with_gradients else 0
+                return reserve_bytes(options.reserve) + held
+
+            backend = Backend(self.session, self.tensors, more_bytes, self.trace)
+            traced = _traced(self.target, options)
+            self.compiled[with_gradients] = torch.compile(
+                traced, backend=backend, fullgraph=options.fullgraph, dynamic=False
+            )
+        return self.compiled[with_gradients]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """One forward."""
+        self.session.begin()
+        compiled = self.compile(self.with_gradients())
+        try:
+            with tracing():
+                output = compiled(*args, **kwargs)
+        except BackendCompilerFailed as failed:
+            if isinstance(failed.inner_exception, FxrematError):
+                raise failed.inner_exception from None
+            raise
+        except TorchDynamoException as error:
+            raise CaptureError(_explain(error)) from error
+        if self.session.options.keys is not None:
+            output, _ = output
+        return output
+
+
+def _traced(target: Callable[..., Any], options: Options) -> Callable[..., Any]:
+    """The function that Dynamo traces, with a code object of its own."""
+    keys = options.keys
+    if keys is None:
+
+        def traced(*args: Any, **kwargs: Any) -> Any:
+            return target(*args, **kwargs)
+
+    else:
+
+        def traced(*args: Any, **kwargs: Any) -> Any:
+            output = target(*args, **kwargs)
+            return output, mark(output, keys)
+
+    return own_code(traced)
+
+
+def _explain(error: TorchDynamoException) -> str:
+    text = str(error).strip()
+    return (
+        f"the model could not be traced to one graph: {text}\n"
+        "Remedy: move what breaks the graph (printing, .item(), data-dependent branches) out of the "
+        "optimised callable, or pass fullgraph=False to plan the pieces."
+    )
+
+
+def _name(target: object) -> str:
+    return getattr(target, "__qualname__", None) or type(target).__qualname__
+
+
+_failures: "weakref.WeakKeyDictionary[nn.Module, str]" = weakref.WeakKeyDictionary()
+
+
+def optimize(target: F, options: Options) -> F:
+    """Put a plan between a callable and its callers; see ``fxremat.optimize``."""
+    if isinstance(target, nn.Module):
+        _install(target, options)
+        return target
+    if not callable(target):
+        raise OptionError(
+            f"fxremat.optimize takes a module or a callable, not {type(target).__name__}.", "target", target
+        )
+    original = getattr(target, "__wrapped__", target) if hasattr(target, _SESSION) else target
+    installed = Installed(original, None, options)
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return installed(*args, **kwargs)
+
+    setattr(wrapper, _SESSION, installed.session)
+    return wrapper  # type: ignore[return-value]  # why: it has the signature of what it wraps
+
+
+def _install(module: nn.Module, options: Options) -> None:
+    restore(module)
+    if module._compiled_call_impl is not None:
+        raise OptionError(
+            "this module was compiled with module.compile(); optimise it instead of that.", "target", module
+        )
+    installed = Installed(module._call_impl, module, options)
+    _failures.pop(module, None)
+    planted = weakref.ref(module)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            output = installed(*args, **kwargs)
+        except BaseException as error:
+            found = planted()
+            if not installed.completed and found is not None:
+                restore(found)
+                _failures[found] = f"{type(error).__name__}: {error}"
+            raise
+        installed.completed = True
+        return output
+
+    setattr(call, _SESSION, installed.session)
+    module._compiled_call_impl = call  # Module.__call__ goes here; keys, class and copies stay plain
+
+
+def restore(target: Any) -> Any:
+    """Take the plan away: the module or function as it was.
+
+    Args:
+        target: What ``optimize`` was given or returned; what bears no plan comes back untouched.
+
+    Returns:
+        The module itself, or the function that was optimised.
+    """
+    if isinstance(target, nn.Module):
+        if hasattr(target._compiled_call_impl, _SESSION):
+            target._compiled_call_impl = None
+            del target._compiled_call_impl  # the class attribute is None
+        return target
+    return getattr(target, "__wrapped__", target) if hasattr(target, _SESSION) else target
+
+
+def report(target: Any) -> RematReport:
+    """The report of the last call of an optimised module or function.
+
+    Args:
+        target: What ``optimize`` returned, or what ``torch.compile(..., backend="fxremat")`` did.
+
+    Returns:
+        The report.
+
+    Raises:
+        FxrematError: It bears no plan, or has not run yet.
+    """
+    session = session_of(target)
+    if session is None:
+        failure = _failures.get(target) if isinstance(target, nn.Module) else None
+        if failure is not None:
+            raise FxrematError(
+                f"this module is not optimised: its first call raised, so the plan was taken away ({failure})."
+            )
+        raise FxrematError(
+            "this module or function bears no plan. fxremat.optimize(model, budget) gives it one; copies "
+            "and loaded modules are plain and want a call of their own."
+        )
+    return session.report()
+
+
+def session_of(target: Any) -> Session | None:
+    """The session behind a module, a function or what torch.compile returned."""
+    if isinstance(target, nn.Module):
+        found = getattr(target._compiled_call_impl, _SESSION, None)
+        if found is not None:
+            return found
+    found = getattr(target, _SESSION, None)
+    return found if isinstance(found, Session) else compiled_session(target)

@@ -1,0 +1,99 @@
+"""The options of ``optimize``, checked once at the edge."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from fxremat.budget import Budget, parse_budget
+from fxremat.costtable import CostTable
+from fxremat.errors import OptionError
+from fxremat.solvers import SOLVERS
+
+Key = str | int
+
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "executor": ("eager", "inductor"),
+    "outputs": ("held", "released"),
+    "gradients": ("auto", "held", "freed"),
+    "dynamic": (None, False),
+    "progress": (None, True, False),
+    "verify": (True, False),
+    "fullgraph": (True, False),
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What ``optimize`` was asked for; see its docstring for the meaning of each field."""
+
+    budget: Budget
+    executor: str = "eager"
+    solver: str = "auto"
+    costs: str | CostTable = "measured"
+    reserve: Any = 0
+    outputs: str = "held"
+    gradients: str = "auto"
+    in_flight: int = 1
+    differentiate: Key | tuple[Key, ...] = "all"
+    verify: bool = False
+    time_limit_s: float = 60.0
+    fullgraph: bool = True
+    dynamic: bool | None = None
+    cache_dir: Path | str | bool | None = None
+    progress: bool | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what does not exist, with the names that do."""
+        for name, known in {**CHOICES, "solver": ("auto", *SOLVERS)}.items():
+            _check(name, getattr(self, name), known)
+        if not isinstance(self.costs, CostTable):
+            _check("costs", self.costs, ("measured", "roofline", "uniform"))
+        if isinstance(self.in_flight, bool) or not isinstance(self.in_flight, int) or self.in_flight < 1:
+            raise OptionError(
+                f"in_flight={self.in_flight!r}: the number of forwards alive at once is an int from 1 up.",
+                "in_flight",
+                self.in_flight,
+            )
+        if not isinstance(self.time_limit_s, int | float) or not self.time_limit_s > 0:
+            raise OptionError(
+                f"time_limit_s={self.time_limit_s!r}: give seconds above 0.", "time_limit_s", self.time_limit_s
+            )
+
+    @property
+    def keys(self) -> tuple[Key, ...] | None:
+        """The entries of the output to differentiate; None for all of them."""
+        if self.differentiate == "all":
+            return None
+        return self.differentiate if isinstance(self.differentiate, tuple) else (self.differentiate,)
+
+
+def read_budget(budget: object) -> Budget:
+    """Read a budget, once, at the edge."""
+    return parse_budget(budget)
+
+
+def _check(name: str, value: object, known: tuple[Any, ...]) -> None:
+    if not any(value is k or (type(value) is type(k) and value == k) for k in known):
+        names = ", ".join(repr(k) for k in known)
+        hint = ""
+        if name == "dynamic":
+            hint = " Each new shape is traced and planned by itself."
+        raise OptionError(
+            f"{name}={value!r} does not exist; those that do: {names}.{hint}", name, value, known
+        )
+
+
+def make_options(budget: object, given: dict[str, Any]) -> Options:
+    """Options from a budget and keyword arguments.
+
+    Raises:
+        BudgetError: The budget cannot be read.
+        OptionError: An option or its value does not exist.
+    """
+    known = tuple(field.name for field in fields(Options) if field.name != "budget")
+    for name in given:
+        if name not in known:
+            raise OptionError(
+                f"there is no option {name!r}; those that exist: {', '.join(known)}.", name, given[name], known
+            )
+    return Options(budget=parse_budget(budget), **given)

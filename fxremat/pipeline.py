@@ -1,0 +1,185 @@
+"""The whole way from a joint graph to the two graphs that run.
+
+capture -> analyse -> price -> extract -> solve -> simulate -> rewrite -> split. Each stage is a pure
+function on frozen data; this is the one partition function behind every way in: our own backend,
+``torch.compile(backend="fxremat")`` and Inductor's ``custom_partitioner_fn``.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import networkx
+import ortools
+import torch
+
+from fxremat.budget import Budget
+from fxremat.costtable import CostTable
+from fxremat.options import Options
+from fxremat.passes.costs import OpCall, cost_key, measure_costs, uniform_costs
+from fxremat.passes.extract import Analysis, analyse, calls, extract
+from fxremat.passes.joint import Joint, is_tangent
+from fxremat.passes.rewrite import rewrite
+from fxremat.passes.roofline import roofline_costs
+from fxremat.passes.split import Split, split
+from fxremat.passes.storages import is_held_by_caller
+from fxremat.plan import Plan
+from fxremat.planning import make
+from fxremat.problem import RematProblem
+from fxremat.progress import PROFILING, SOLVING, Progress
+
+CACHE_DIR = Path.home() / ".cache" / "fxremat"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A joint graph with its plan.
+
+    Attributes:
+        graphs: The forward and the backward that run.
+        plan: What they follow.
+        analysis: Of the joint graph.
+        profile_s: Time to price the operations. [s]
+    """
+
+    graphs: Split
+    plan: Plan
+    analysis: Analysis
+    profile_s: float
+
+
+def partition(
+    joint: Joint, budget: Budget, options: Options, *, resident_bytes: int, device: torch.device, name: str = ""
+) -> Planned:
+    """Plan a joint graph and divide it.
+
+    Args:
+        joint: The joint graph; it is left as it was.
+        budget: What may be held.
+        options: How to price and to solve.
+        resident_bytes: Held throughout besides the graph's constants. [bytes]
+        device: Where the step runs.
+        name: What it is, for people.
+
+    Returns:
+        Both graphs and the plan.
+
+    Raises:
+        FxrematError: The graph cannot be planned, or not within the budget.
+    """
+    progress = Progress(options.progress)
+    analysis = analyse(joint)
+    problem, profile_s = pose(
+        analysis, options, resident_bytes=resident_bytes, device=device, progress=progress, name=name
+    )
+    with progress.stage(SOLVING):
+        plan = make(problem, budget, solver=options.solver, time_limit_s=options.time_limit_s)
+    rewritten = rewrite(analysis, problem, plan.schedule)
+    return Planned(split(rewritten), plan, analysis, profile_s)
+
+
+def pose(
+    analysis: Analysis,
+    options: Options,
+    *,
+    resident_bytes: int,
+    device: torch.device,
+    progress: Progress,
+    name: str = "",
+) -> tuple[RematProblem, float]:
+    """Price the operations of an analysed graph and state its problem.
+
+    Returns:
+        The problem, and the time that pricing took [s].
+    """
+    start_s = time.perf_counter()
+    wanted = calls(analysis)
+    with progress.stage(PROFILING, total=len({cost_key(call) for call in wanted})) as stage:
+        table = price(wanted, options, device, _room_bytes(options, device), stage.advance)
+    profile_s = time.perf_counter() - start_s
+    problem = extract(
+        analysis,
+        lambda call: (table[cost_key(call)].cost_ns, table[cost_key(call)].workspace_bytes),
+        outputs_held=options.outputs == "held",
+        resident_bytes=resident_bytes + _constant_bytes(analysis),
+    )
+    problem = replace(
+        problem,
+        in_flight=options.in_flight,
+        costs=table.kind,
+        device=str(device),
+        name=name,
+        versions=(
+            ("networkx", networkx.__version__),
+            ("ortools", ortools.__version__),
+            ("torch", str(torch.__version__)),
+        ),
+    )
+    return problem, profile_s
+
+
+def price(
+    wanted: Sequence[OpCall],
+    options: Options,
+    device: torch.device,
+    room_bytes: int | None,
+    advance: Callable[[], None],
+) -> CostTable:
+    """Costs of calls, from where the options say."""
+    if isinstance(options.costs, CostTable):
+        return options.costs
+    if device.type == "cuda" and not torch.cuda.is_available():
+        return uniform_costs(wanted) if options.costs == "uniform" else roofline_costs(wanted)
+    measured = measure_costs(
+        wanted,
+        room_bytes=room_bytes,
+        cache_dir=cache_dir(options),
+        progress=lambda done, total: advance(),
+    )
+    if options.costs == "measured":
+        return measured
+    chosen = uniform_costs(wanted) if options.costs == "uniform" else roofline_costs(wanted)
+    return with_workspaces(chosen, measured)
+
+
+def with_workspaces(chosen: CostTable, measured: CostTable) -> CostTable:
+    """The times of one table with the workspaces of another: bytes are never a matter of taste."""
+    costs = {
+        key: replace(chosen[key], workspace_bytes=measured[key].workspace_bytes) for key in chosen
+    }
+    return replace(chosen, costs=costs)
+
+
+def cache_dir(options: Options) -> Path | None:
+    """Where costs are kept between runs; None for nowhere."""
+    if options.cache_dir is False:
+        return None
+    return CACHE_DIR if options.cache_dir in (None, True) else Path(options.cache_dir)
+
+
+def _room_bytes(options: Options, device: torch.device) -> int | None:
+    """What profiling may hold: the budget less what is held already; None for no limit. [bytes]"""
+    if device.type != "cuda" or options.budget.bytes_ is None:
+        return None
+    return max(0, options.budget.bytes_ - torch.cuda.memory_allocated(device))
+
+
+def _constant_bytes(analysis: Analysis) -> int:
+    """Tensors that the graph itself carries. [bytes]"""
+    nodes, table = analysis.nodes, analysis.storages
+    return sum(
+        size_bytes
+        for owner, size_bytes in zip(table.owner, table.size_bytes, strict=True)
+        if nodes[owner].op == "get_attr" and is_held_by_caller(nodes[owner])
+    )
+
+
+def tangents(analysis: Analysis) -> list[tuple[str, int]]:
+    """Tangents with their bytes, in order. [bytes]"""
+    table = analysis.storages
+    return [
+        (node.name, sum(table.size_bytes[g] for g in table.creates[node.name]))
+        for node in analysis.joint.graph.find_nodes(op="placeholder")
+        if is_tangent(node)
+    ]

@@ -1,0 +1,170 @@
+"""Plans for problems: one budget, the whole frontier, and the floor. No torch."""
+
+import logging
+import time
+from functools import lru_cache
+
+from fxremat.budget import Budget, format_bytes, parse_budget
+from fxremat.errors import InfeasibleBudgetError, OptionError, SolverError
+from fxremat.plan import Plan, Solution, make_plan
+from fxremat.problem import RematProblem
+from fxremat.schedule import expand
+from fxremat.simulate import Simulation, simulate
+from fxremat.solvers import SOLVERS
+from fxremat.solvers.floor import floor
+
+log = logging.getLogger("fxremat")
+
+SAVE_ALL = Solution(None, 0, "every plan", "everything that the backward reads is saved")
+
+
+@lru_cache(maxsize=64)
+def baseline(problem: RematProblem) -> Simulation:
+    """The unrewritten step: everything saved that AOTAutograd's default partition saves."""
+    return simulate(problem, expand(problem, problem.candidates))
+
+
+@lru_cache(maxsize=64)
+def floor_plan(problem: RematProblem, time_limit_s: float = 60.0) -> Plan:
+    """The plan with the least peak that fxremat finds; kept, so that its budget returns it.
+
+    Args:
+        problem: The step.
+        time_limit_s: For the search. [s]
+
+    Returns:
+        The plan, with its own peak as budget.
+    """
+    start_s = time.perf_counter()
+    schedule = floor(problem, time_limit_s=time_limit_s)
+    peak_bytes = simulate(problem, schedule).peak_bytes
+    return make_plan(
+        problem, peak_bytes, Solution(schedule), solver="floor", solve_s=time.perf_counter() - start_s
+    )
+
+
+def make(
+    problem: RematProblem,
+    budget: int | str | Budget,
+    *,
+    solver: str = "auto",
+    time_limit_s: float = 60.0,
+) -> Plan:
+    """Plan one step within a budget.
+
+    Args:
+        problem: The step.
+        budget: Bytes as an ``int`` or text, or a percentage of the baseline peak; resident bytes
+            are part of it.
+        solver: A name in ``SOLVERS``, or "auto": nothing to do where the baseline fits, else "ilp".
+        time_limit_s: For solving. [s]
+
+    Returns:
+        The plan; its simulated peak is within the budget.
+
+    Raises:
+        BudgetError: The budget cannot be read.
+        OptionError: There is no such solver.
+        InfeasibleBudgetError: Not even the floor fits, or this solver has no plan so small.
+    """
+    unrewritten = baseline(problem)
+    budget_bytes = parse_budget(budget).resolve(unrewritten.peak_bytes)
+    _check_solver(solver)
+    start_s = time.perf_counter()
+    if solver == "auto" and unrewritten.peak_bytes <= budget_bytes:
+        everything = Solution(expand(problem, problem.candidates), 0, "every plan")
+        return _finish(make_plan(problem, budget_bytes, everything, solver="save_all"))
+    name = "ilp" if solver == "auto" else solver
+    solution = SOLVERS[name](problem, budget_bytes, time_limit_s=time_limit_s)
+    solve_s = time.perf_counter() - start_s
+    if solution.schedule is None:
+        return _finish(_fall_back(problem, budget_bytes, solver, time_limit_s, start_s))
+    plan = make_plan(problem, budget_bytes, solution, solver=name, solve_s=solve_s)
+    if plan.peak_bytes > budget_bytes:
+        raise SolverError(
+            f"solver {name!r} returned a plan of {plan.peak_bytes:,} bytes for a budget of "
+            f"{budget_bytes:,} bytes; please report this problem."
+        )
+    return _finish(plan)
+
+
+def _check_solver(solver: str) -> None:
+    known = ("auto", *SOLVERS)
+    if solver not in known:
+        raise OptionError(
+            f"there is no solver {solver!r}; those that exist: {', '.join(known)}.",
+            "solver",
+            solver,
+            known,
+        )
+
+
+def _fall_back(
+    problem: RematProblem, budget_bytes: int, solver: str, time_limit_s: float, start_s: float
+) -> Plan:
+    """The floor's plan where it fits, or the error that names it."""
+    least = floor_plan(problem, time_limit_s)
+    if least.peak_bytes <= budget_bytes and solver in ("auto", "ilp"):
+        solution = Solution(least.schedule)
+        solve_s = time.perf_counter() - start_s
+        return make_plan(problem, budget_bytes, solution, solver="floor", solve_s=solve_s)
+    if least.peak_bytes <= budget_bytes:
+        raise InfeasibleBudgetError(
+            f"solver {solver!r} has no plan within {budget_bytes:,} bytes; the least budget that "
+            f"fxremat can plan here is {least.peak_bytes:,} bytes. Use solver='auto'.",
+            budget_bytes,
+            least.peak_bytes,
+        )
+    raise InfeasibleBudgetError(
+        f"a budget of {budget_bytes:,} bytes ({format_bytes(budget_bytes)}) cannot be met: the least "
+        f"that works is {least.peak_bytes:,} bytes ({format_bytes(least.peak_bytes)}), of which "
+        f"{problem.resident_bytes:,} are resident (parameters, buffers, inputs, reserve). "
+        f"Raise the budget to {least.peak_bytes:,} bytes.",
+        budget_bytes,
+        least.peak_bytes,
+    )
+
+
+def _finish(plan: Plan) -> Plan:
+    log.info(
+        "plan for %s: budget %s, peak %s, baseline %s, recompute %.1f %% of the step, gap %.1f %%, "
+        "solver %s, %.1f s",
+        plan.problem.name or "a step",
+        format_bytes(plan.budget_bytes),
+        format_bytes(plan.peak_bytes),
+        format_bytes(baseline(plan.problem).peak_bytes),
+        100 * plan.recompute_ns / max(1, plan.problem.step_ns),
+        100 * plan.gap,
+        plan.solver,
+        plan.solve_s,
+    )
+    return plan
+
+
+def frontier(problem: RematProblem, points: int = 16, *, time_limit_s: float = 60.0) -> list[Plan]:
+    """Plans from the baseline down to the floor, at evenly spaced budgets.
+
+    Args:
+        problem: The step.
+        points: How many; at least 2.
+        time_limit_s: For each of them. [s]
+
+    Returns:
+        Plans, the greatest budget first. A plan found for a smaller budget that recomputes less
+        than that of a greater one takes its place, so time never falls as the budget grows.
+    """
+    if points < 2:
+        raise OptionError(f"a frontier has at least 2 points, not {points}.", "points", points)
+    least = floor_plan(problem, time_limit_s)
+    top_bytes = baseline(problem).peak_bytes
+    span = top_bytes - least.peak_bytes
+    budgets = [top_bytes - span * i // (points - 1) for i in range(points)]
+    plans: list[Plan] = []
+    best: Plan | None = None
+    for budget_bytes in reversed(budgets):
+        plan = make(problem, budget_bytes, time_limit_s=time_limit_s)
+        if best is not None and best.recompute_ns < plan.recompute_ns:
+            plan = make_plan(problem, budget_bytes, Solution(best.schedule), solver=best.solver)
+        best = plan
+        plans.append(plan)
+    return plans[::-1]

@@ -1,0 +1,86 @@
+"""From a choice of what to save to a schedule: replays stand just before they are needed."""
+
+from collections.abc import Collection
+
+from fxremat.problem import Kind, RematProblem
+from fxremat.simulate import Schedule, Step
+
+
+def expand(
+    problem: RematProblem, saved: Collection[int], replays: Collection[int] = ()
+) -> Schedule:
+    """Make the schedule in which every value that is not saved is replayed once, on demand.
+
+    Args:
+        problem: The step.
+        saved: Storages to keep from forward to backward. A storage without a replay is kept anyway.
+        replays: Indices of the replays to prefer where a storage has several; where none of them
+            makes it, the first of ``problem.replays_of`` does.
+
+    Returns:
+        The schedule. Forward operations whose results nothing reads do not run in it.
+    """
+    keep, preferred = set(saved), set(replays)
+    live: set[int] = set()  # replayed by now
+    steps: list[Step] = []
+
+    def missing(g: int) -> bool:
+        storage = problem.storages[g]
+        made_in_forward = storage.kind is Kind.VALUE and storage.producer < problem.num_forward
+        return made_in_forward and g not in keep and g not in live and g in problem.replays_of
+
+    def choose(g: int) -> int:
+        ways = problem.replays_of[g]
+        return next((way for way in ways if way in preferred), ways[0])
+
+    def require(wanted: tuple[int, ...]) -> None:
+        """Replay what is missing, inputs first; a loop, since chains are longer than Python's stack."""
+        stack = [g for g in reversed(wanted) if missing(g)]
+        while stack:
+            g = stack[-1]
+            if not missing(g):
+                stack.pop()
+                continue
+            way = choose(g)
+            replay = problem.replays[way]
+            below = [u for u in reversed(replay.reads) if missing(u)]
+            if below:
+                stack.extend(below)
+                continue
+            keeps = tuple(h for h in replay.creates if missing(h))
+            steps.append(Step(replay.operation, way, keeps))
+            live.update(keeps)
+            stack.pop()
+
+    for index in range(problem.num_forward, len(problem.operations)):
+        require(problem.operations[index].reads)
+        steps.append(Step(index))
+    require(problem.gradients)
+    return Schedule(forward=running_forward(problem, steps), backward=tuple(steps))
+
+
+def running_forward(problem: RematProblem, backward: Collection[Step]) -> tuple[int, ...]:
+    """The forward operations that must run before these backward steps.
+
+    Args:
+        problem: The step.
+        backward: What the backward runs, in order.
+
+    Returns:
+        Indices, in order, of those that an output, the backward or another of them reads, and of
+        those that run in any case.
+    """
+    wanted = {*problem.outputs, *problem.updates}
+    made: set[int] = set()
+    for step in backward:
+        runs = problem.operations[step.operation] if step.replay < 0 else problem.replays[step.replay]
+        wanted.update(g for g in runs.reads if g not in made)
+        made.update(runs.creates if step.replay < 0 else step.keeps)
+    wanted.update(g for g in problem.gradients if g not in made)
+    running: list[int] = []
+    for index in reversed(range(problem.num_forward)):
+        operation = problem.operations[index]
+        if operation.must_run or wanted.intersection(operation.creates):
+            running.append(index)
+            wanted.update(operation.reads)
+    return tuple(reversed(running))

@@ -1,0 +1,104 @@
+"""What one optimised module or function knows: its options, its graphs, which of them ran last."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fxremat.budget import format_bytes
+from fxremat.errors import FxrematError
+from fxremat.options import Options
+from fxremat.plan import Plan
+from fxremat.planning import baseline, floor_plan
+from fxremat.reporting import GraphReport, RematReport, graph_report, remat_report
+
+
+@dataclass
+class GraphRecord:
+    """One captured graph with the plan that runs it."""
+
+    plan: Plan
+    trace_s: float
+    profile_s: float
+    notes: tuple[str, ...]
+    differentiated: bool = True
+    _report: GraphReport | None = None
+
+    @property
+    def report(self) -> GraphReport:
+        """Its report, made once."""
+        if self._report is None:
+            problem = self.plan.problem
+            self._report = graph_report(
+                self.plan,
+                baseline_peak_bytes=baseline(problem).peak_bytes,
+                find_floor_bytes=lambda: floor_plan(problem).peak_bytes,
+                trace_s=self.trace_s,
+                profile_s=self.profile_s,
+                notes=self.notes,
+                differentiated=self.differentiated,
+            )
+        return self._report
+
+
+@dataclass
+class Session:
+    """The state behind one optimised module or function.
+
+    Attributes:
+        options: What was asked for.
+        name: What was optimised, for people.
+        graphs: Every graph captured, in order.
+        ran: The graphs that the last call ran, in order.
+        on_inputs: Told the names and values of a graph's inputs before it first runs.
+        started_s: When the trace in progress began. [s]
+    """
+
+    options: Options
+    name: str = ""
+    graphs: list[GraphRecord] = field(default_factory=list)
+    ran: list[GraphRecord] = field(default_factory=list)
+    on_inputs: Callable[[Sequence[tuple[str, Any]]], None] = lambda found: None
+    started_s: float = 0.0
+
+    def begin(self) -> None:
+        """A call starts."""
+        self.ran = []
+        self.started_s = time.perf_counter()
+
+    def mark(self, record: GraphRecord) -> None:
+        """A graph starts to run."""
+        self.ran.append(record)
+
+    def only_plan(self) -> Plan:
+        """The plan of the last call, which ran one graph.
+
+        Raises:
+            FxrematError: It ran several, or none.
+        """
+        if len(self.ran) != 1:
+            raise FxrematError(
+                f"{self.name} ran {len(self.ran)} planned graphs in one call; this needs exactly one."
+            )
+        return self.ran[0].plan
+
+    def report(self) -> RematReport:
+        """The report of the last call that ran.
+
+        Raises:
+            FxrematError: No call has run yet.
+        """
+        if not self.ran:
+            raise FxrematError(
+                f"{self.name or 'this callable'} has not run a planned graph yet: plans are made in "
+                "the first call. Call it once, then ask for the report."
+            )
+        return remat_report([r.report for r in self.ran], [r.report for r in self.graphs])
+
+
+def tangent_note(name: str, size_bytes: int) -> str:
+    """The hint about an output whose gradient costs memory even when nobody uses it."""
+    return (
+        f"output {name} ({format_bytes(size_bytes)}) has a tangent: the backward holds a gradient of its size, "
+        "of zeros where the loss does not use it. Name what backward goes through with differentiate=."
+    )

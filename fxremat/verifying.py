@@ -1,0 +1,302 @@
+"""``verify``: run the unrewritten step and the planned one from the same state, compare, measure."""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from fxremat.budget import Budget, format_bytes
+from fxremat.check import Check, Observed, bound_in_words, compare
+from fxremat.compiling import ReferenceTrace
+from fxremat.errors import VerificationError
+from fxremat.install import Installed
+from fxremat.options import make_options
+from fxremat.passes.meter import measure_peak
+from fxremat.session import Session
+
+LEARNING_RATE = 1e-3  # of the plain gradient steps between several verified steps
+SEED = 20_260
+
+
+class _Seed(torch.autograd.Function):
+    """A loss whose gradients are fixed random weights; it allocates nothing but those.
+
+    It stands for the weighted sum of the outputs: the gradients are those of that sum, without the
+    products that the sum would leave in memory. Its value is a view of one element.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *outputs: torch.Tensor) -> torch.Tensor:
+        ctx.shapes = [(o.size(), o.stride(), o.dtype, o.device) for o in outputs]
+        return outputs[0].as_strided((), ())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        weights = []
+        for number, (size, stride, dtype, device) in enumerate(ctx.shapes):
+            generator = torch.Generator(device).manual_seed(SEED + number)
+            weight = torch.empty_strided(size, stride, dtype=dtype, device=device)
+            weights.append(weight.normal_(generator=generator))
+        return tuple(weights)
+
+
+def seeded_loss(output: Any) -> torch.Tensor:
+    """A loss over all differentiable outputs, the same in every run; none of them may be empty."""
+    wanted = [leaf for leaf in tensors_in(output) if leaf.requires_grad and leaf.numel()]
+    if not wanted:
+        raise VerificationError(
+            "no output requires a gradient, so there is no backward to verify. Call the model in "
+            "training mode, with gradients on."
+        )
+    loss: torch.Tensor = _Seed.apply(*wanted)
+    return loss
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Tensors of a nested output, inside caches and other plain objects too, each once."""
+    seen: set[int] = set()
+    stack = [value]
+    while stack:
+        top = stack.pop()
+        if id(top) in seen:
+            continue
+        seen.add(id(top))
+        if isinstance(top, torch.Tensor):
+            yield top
+            continue
+        leaves = pytree.tree_leaves(top)
+        if len(leaves) == 1 and leaves[0] is top:
+            stack.extend(reversed(list(getattr(top, "__dict__", {}).values())))
+        else:
+            stack.extend(reversed(leaves))
+
+
+class _State:
+    """Everything a step may change, so that it can be put back."""
+
+    def __init__(self, module: nn.Module | None, args: Any, kwargs: Any) -> None:
+        self.module = module
+        self.arguments = dict(enumerate(tensors_in((args, kwargs))))
+        self.tensors: dict[str, torch.Tensor] = {f"input {i}": t for i, t in self.arguments.items()}
+        self.kept: dict[str, torch.Tensor] = {}
+        self.gradients: dict[str, torch.Tensor | None] = {}
+        if module is not None:
+            self.tensors |= {f"parameter {n}": p for n, p in module.named_parameters()}
+            self.tensors |= {f"buffer {n}": b for n, b in module.named_buffers()}
+        self.generators = generator_states()
+        self.keep()
+
+    def keep(self) -> None:
+        """Copy what is not copied yet."""
+        for name, tensor in self.tensors.items():
+            if name not in self.kept:
+                self.kept[name] = tensor.detach().clone()
+                self.gradients[name] = tensor.grad if tensor.is_leaf else None
+
+    def add(self, found: Sequence[tuple[str, Any]]) -> None:
+        """Also watch what a trace found to be the inputs of its graph."""
+        known = {id(tensor) for tensor in self.tensors.values()}
+        for name, value in found:
+            if isinstance(value, torch.Tensor) and id(value) not in known:
+                self.tensors[f"graph input {name}"] = value
+        self.keep()
+
+    def put_back(self, *, with_gradients: bool, held: bool = False) -> None:
+        """As it was; without gradients unless asked, with zeros where a step is to find some."""
+        with torch.no_grad():
+            for name, tensor in self.tensors.items():
+                tensor.detach().copy_(self.kept[name])
+                if tensor.is_leaf:
+                    grad = self.gradients[name] if with_gradients else None
+                    tensor.grad = torch.zeros_like(tensor) if held and tensor.requires_grad else grad
+        set_generator_states(self.generators)
+
+    def observe(self, output: Any) -> Observed:
+        """What a step has left, on copies."""
+
+        def named(start: str) -> dict[str, torch.Tensor | None]:
+            return {n: t.detach().clone() for n, t in self.tensors.items() if n.startswith(start)}
+
+        gradients = {
+            f"gradient of {n}": None if t.grad is None else t.grad.detach().clone()
+            for n, t in self.tensors.items()
+            if t.is_leaf
+        }
+        outputs = {f"output {i}": t.detach().clone() for i, t in enumerate(tensors_in(output))}
+        generators: dict[str, torch.Tensor | None] = dict(generator_states())
+        inputs = named("input") | named("parameter") | named("graph input")
+        return Observed(outputs, gradients, named("buffer"), inputs, generators)
+
+
+def generator_states() -> dict[str, torch.Tensor]:
+    """States of the default generators."""
+    states = {"generator cpu": torch.get_rng_state()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        states |= {f"generator cuda:{i}": s for i, s in enumerate(torch.cuda.get_rng_state_all())}
+    return states
+
+
+def set_generator_states(states: Mapping[str, torch.Tensor]) -> None:
+    """Put the default generators back."""
+    torch.set_rng_state(states["generator cpu"])
+    if len(states) > 1:
+        torch.cuda.set_rng_state_all([s for n, s in states.items() if n != "generator cpu"])
+
+
+class _Verification:
+    """One callable, its arguments and its two ways of running."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        loss: Callable[[Any], torch.Tensor],
+        options: Any,
+    ) -> None:
+        module = fn if isinstance(fn, nn.Module) else getattr(fn, "__self__", None)
+        self.module = module if isinstance(module, nn.Module) else None
+        target = fn._call_impl if isinstance(fn, nn.Module) else getattr(fn, "__wrapped__", fn)
+        self.args, self.kwargs, self.loss, self.options = args, kwargs, loss, options
+        self.state = _State(self.module, args, kwargs)
+        self.reference = Installed(target, self.module, options, trace=ReferenceTrace)
+        self.planned = Installed(target, self.module, options)
+        self.reference.session.on_inputs = self.planned.session.on_inputs = self.state.add
+        self.held = options.gradients == "held"
+        self.seed_gradient: torch.Tensor | None = None
+
+    def step(self, call: Installed) -> Any:
+        """One forward and backward."""
+        output = call(*self.args, **self.kwargs)
+        loss = self.loss(output)
+        if self.options.outputs == "released":
+            output = None
+        if self.loss is seeded_loss:  # its gradient is no part of the step
+            torch.autograd.backward(loss, self.unit(loss))
+        else:
+            loss.backward()
+        return output
+
+    def unit(self, loss: torch.Tensor) -> torch.Tensor:
+        """A gradient for the seeded loss, made once."""
+        if self.seed_gradient is None:
+            self.seed_gradient = torch.ones_like(loss)
+        return self.seed_gradient
+
+    def observe(self, call: Installed, steps: int) -> list[Observed]:
+        """Several steps from the kept state, with a plain gradient step between them."""
+        found = []
+        self.state.put_back(with_gradients=False, held=self.held)
+        for _ in range(steps):
+            output = self.step(call)
+            found.append(self.state.observe(output))
+            del output
+            self.descend()
+        return found
+
+    def descend(self) -> None:
+        """A step of plain gradient descent."""
+        with torch.no_grad():
+            for name, tensor in self.state.tensors.items():
+                if tensor.is_leaf and tensor.grad is not None:
+                    if name.startswith("parameter"):
+                        tensor -= LEARNING_RATE * tensor.grad
+                    tensor.grad = torch.zeros_like(tensor) if self.held else None
+
+    def measure(self) -> tuple[int, int]:
+        """Peak and reserved bytes of a warm planned step, above what was there before it. [bytes]"""
+        self.state.put_back(with_gradients=False, held=self.held)
+        gc.collect()
+        kept: list[Any] = []
+        peak = measure_peak(lambda: kept.append(self.step(self.planned)))
+        return peak.peak_bytes, peak.reserved_bytes
+
+    def times(self, repeats: int) -> tuple[list[float], list[float]]:
+        """Times of both kinds of step, taken alternately. [s]"""
+        baseline_s: list[float] = []
+        planned_s: list[float] = []
+        for _ in range(repeats):
+            for call, found in ((self.reference, baseline_s), (self.planned, planned_s)):
+                self.state.put_back(with_gradients=False, held=self.held)
+                synchronise()
+                start_s = time.perf_counter()
+                self.step(call)
+                synchronise()
+                found.append(time.perf_counter() - start_s)
+        return baseline_s, planned_s
+
+
+def synchronise() -> None:
+    """Wait for the device."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def verify(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    budget: int | str | Budget,
+    loss: Callable[[Any], torch.Tensor] | None,
+    steps: int,
+    repeats: int,
+    given: dict[str, Any],
+) -> Check:
+    """Compare and measure; see ``fxremat.verify``."""
+    options = make_options(budget, given)
+    check = _Verification(fn, args, kwargs or {}, loss or seeded_loss, options)
+    try:
+        got = check.observe(check.planned, steps)
+        plan = check.planned.session.only_plan()
+        _room_for_reference(check.planned.session)
+        expected = check.observe(check.reference, steps)
+        peak_bytes, reserved_bytes = check.measure()
+        baseline_s, planned_s = check.times(max(1, repeats))
+    finally:
+        check.state.put_back(with_gradients=True)
+    differing: dict[str, tuple[str, ...]] = {}
+    largest: dict[str, float] = {}
+    beyond: list[str] = []
+    for number, (one, other) in enumerate(zip(expected, got, strict=True)):
+        parts, differences, over = compare(one, other, options.executor)
+        label = "" if steps == 1 else f"step {number}: "
+        differing = {r: (*differing.get(r, ()), *(label + n for n in names)) for r, names in parts.items()}
+        largest |= {label + name: value for name, value in differences.items()}
+        beyond += [label + name for name in over]
+    resident_bytes = plan.problem.resident_bytes
+    step_s = statistics.median(planned_s)
+    return Check(
+        executor=options.executor,
+        budget_bytes=plan.budget_bytes,
+        predicted_peak_bytes=plan.peak_bytes,
+        measured_peak_bytes=resident_bytes + peak_bytes,
+        measured_reserved_bytes=resident_bytes + reserved_bytes,
+        baseline_step_s=statistics.median(baseline_s),
+        step_s=step_s,
+        step_spread=(max(planned_s) - min(planned_s)) / step_s,
+        extra_calls=len(plan.schedule.forward) + len(plan.schedule.backward) - len(plan.problem.operations),
+        max_abs_diff=largest,
+        differing=differing,
+        beyond_bound=tuple(beyond),
+        bound=bound_in_words(options.executor),
+    )
+
+
+def _room_for_reference(session: Session) -> None:
+    """Refuse before the unrewritten step runs out of memory."""
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return
+    free_bytes, _ = torch.cuda.mem_get_info()
+    free_bytes += torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    report = session.report()
+    needed_bytes = report.baseline_peak_bytes - report.resident_bytes
+    if needed_bytes > free_bytes:
+        raise VerificationError(
+            f"the unrewritten step needs {format_bytes(needed_bytes)} more, and {format_bytes(free_bytes)} "
+            "are free on the device. Verify with a smaller batch."
+        )

@@ -1,0 +1,45 @@
+"""The eager executor: fx code that frees each value after its last use, its inputs included.
+
+A boxed callable takes one list and empties it, so that nobody but the graph holds the saved values
+while the backward runs. Private to torch: ``_BoxedCodeGen`` and the ``_boxed_call`` mark.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+try:
+    from torch.fx.graph import _BoxedCodeGen
+except ImportError as error:  # pragma: no cover - depends on the release of torch
+    raise ImportError(
+        f"fxremat needs torch.fx.graph._BoxedCodeGen, which torch {torch.__version__} does not have; "
+        "torch 2.11 to 2.13 do"
+    ) from error
+
+Boxed = Callable[[list[Any]], Sequence[Any]]
+
+
+def boxed(module: fx.GraphModule, before: Callable[[], None] | None = None) -> Boxed:
+    """Make a boxed callable of a graph.
+
+    Args:
+        module: The graph; its code is generated anew.
+        before: Called each time, before the graph runs.
+
+    Returns:
+        A callable that takes its arguments in one list, empties the list, and returns a sequence.
+    """
+    module.graph.set_codegen(_BoxedCodeGen())
+    module.recompile()
+    forward = module.forward
+
+    def run(args: list[Any]) -> Sequence[Any]:
+        if before is not None:
+            before()
+        result: Sequence[Any] = forward(args)
+        return result
+
+    run._boxed_call = True  # type: ignore[attr-defined]  # why: torch looks for it on the instance
+    return run

@@ -1,0 +1,73 @@
+"""The call that each operation and each replay makes, so that it can be priced and rewritten."""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from fxremat.passes.opcall import OpCall
+from fxremat.passes.effects import is_random
+from fxremat.passes.joint import target_name
+
+CPU_STATE_BYTES = 5056  # torch.get_rng_state(): the Mersenne Twister's state and its bookkeeping
+
+NATIVE_DROPOUT = torch.ops.aten.native_dropout.default
+FROM_MASK = torch.ops.aten.native_dropout_backward.default
+
+
+def call_of(node: fx.Node) -> OpCall:
+    """What a node calls, with values in place of nodes."""
+    return OpCall(
+        node.target,
+        fx.node.map_arg(node.args, lambda n: n.meta.get("val")),
+        fx.node.map_arg(node.kwargs, lambda n: n.meta.get("val")),
+        node.meta.get("val"),
+    )
+
+
+def has_mask(node: fx.Node) -> bool:
+    """Is it a dropout whose result can be made again from its mask?"""
+    parts = {user.args[1] for user in node.users if user.target is operator.getitem}
+    return node.target is NATIVE_DROPOUT and node.args[2] is not False and parts == {0, 1}
+
+
+def mask_arguments(node: fx.Node, value: Any, mask: Any) -> tuple[Any, Any, float]:
+    """Arguments of ``native_dropout_backward`` that give the result of a ``native_dropout``.
+
+    Both multiply by the mask and by ``1 / (1 - p)``; aten computes that scale as here, in double.
+    """
+    keep = 1.0 - float(node.args[1])  # type: ignore[arg-type]  # why: fx types arguments loosely
+    return value, mask, 0.0 if keep == 0.0 else 1.0 / keep
+
+
+def from_mask_call(node: fx.Node) -> OpCall:
+    """The call that makes a dropout's result again from its mask."""
+    value = node.args[0].meta["val"]  # type: ignore[union-attr]  # why: the first argument is a node
+    return OpCall(FROM_MASK, mask_arguments(node, value, node.meta["val"][1]), {}, value)
+
+
+def state_bytes(node: fx.Node) -> int | None:
+    """Device bytes of the generator state that a redraw needs; None where it cannot be redrawn."""
+    if not is_random(node) or not isinstance(node.target, OpOverload):
+        return None
+    devices = {
+        leaf.device.type
+        for argument in node.all_input_nodes
+        if isinstance(leaf := argument.meta.get("val"), torch.Tensor)
+    }
+    devices |= {str(torch.device(d).type) for d in [node.kwargs.get("device")] if d is not None}
+    if devices == {"cpu"}:
+        return CPU_STATE_BYTES
+    return 0 if devices == {"cuda"} else None  # CUDA's states are host tensors
+
+
+def describe(node: fx.Node) -> str:
+    """A node with its operator, for error messages."""
+    return f"{node.name!r} ({target_name(node)})"
+
+
+Price = Callable[[OpCall], tuple[int, int]]
+"""Cost [ns] and workspace [bytes] of a call."""

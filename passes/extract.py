@@ -1,0 +1,214 @@
+"""From a joint graph to a problem: fold views away, price operations, say what may be replayed."""
+
+import operator
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import fx
+
+from fxremat.passes.calls import (
+    Price,
+    call_of,
+    from_mask_call,
+    has_mask,
+    state_bytes,
+)
+from fxremat.passes.effects import has_effect, is_random, why_saved
+from fxremat.passes.joint import Joint, is_tangent, module_of, source_of, target_name
+from fxremat.passes.opcall import OpCall
+from fxremat.passes.phases import forward_names
+from fxremat.passes.storages import StorageTable, find_storages, is_held_by_caller
+from fxremat.problem import Kind, Operation, Replay, RematProblem, Storage
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What the analyses found in one joint graph.
+
+    Attributes:
+        joint: The graph.
+        storages: Its storages; a problem extracted from it numbers them alike.
+        forward: Names of the forward's nodes.
+        operations: Names of the nodes that allocate or must run, forward first.
+        reads: For each of them, the storages that it reads.
+    """
+
+    joint: Joint
+    storages: StorageTable
+    forward: frozenset[str]
+    operations: tuple[str, ...]
+    reads: dict[str, tuple[int, ...]]
+
+    @cached_property
+    def nodes(self) -> dict[str, fx.Node]:
+        """Name -> node."""
+        return {node.name: node for node in self.joint.graph.nodes}
+
+
+def analyse(joint: Joint) -> Analysis:
+    """Run every analysis on a joint graph.
+
+    Args:
+        joint: The joint graph.
+
+    Returns:
+        The tables that ``extract`` and the rewrite share.
+    """
+    storages = find_storages(joint)
+    forward = forward_names(joint)
+    operations = [n for n in joint.graph.nodes if _runs(n, storages)]
+    ordered = [n for n in operations if n.name in forward]
+    ordered += [n for n in operations if n.name not in forward]
+    reads = {
+        n.name: tuple(sorted({g for user in n.all_input_nodes for g in storages.of[user.name]}))
+        for n in ordered
+    }
+    return Analysis(joint, storages, forward, tuple(n.name for n in ordered), reads)
+
+
+def _runs(node: fx.Node, storages: StorageTable) -> bool:
+    """Is it an operation? What allocates, and what has an effect; parts and views are not."""
+    if node.op != "call_function" or node.target is operator.getitem:
+        return False
+    return storages.allocates(node) or has_effect(node)
+
+
+def calls(analysis: Analysis) -> list[OpCall]:
+    """Every call that the step or a replay may make, for pricing."""
+    nodes = analysis.nodes
+    found = [call_of(nodes[name]) for name in analysis.operations]
+    found += [
+        from_mask_call(nodes[name])
+        for name in analysis.operations
+        if name in analysis.forward and has_mask(nodes[name])
+    ]
+    return found
+
+
+def extract(analysis: Analysis, price: Price, *, outputs_held: bool, resident_bytes: int) -> RematProblem:
+    """Make the problem of a joint graph.
+
+    Args:
+        analysis: Of the joint graph.
+        price: Cost [ns] and workspace [bytes] of a call.
+        outputs_held: The caller keeps the outputs until the backward ends.
+        resident_bytes: Held throughout, by whomever. [bytes]
+
+    Returns:
+        The problem; storage ``g`` of it is storage ``g`` of the analysis, states of generators
+        come after those.
+    """
+    nodes, table = analysis.nodes, analysis.storages
+    index_of = {name: index for index, name in enumerate(analysis.operations)}
+    storages = [
+        Storage(value, size_bytes, _kind(nodes[owner]), index_of.get(owner, -1))
+        for value, owner, size_bytes in zip(_value_names(analysis), table.owner, table.size_bytes, strict=True)
+    ]
+    operations: list[Operation] = []
+    replays: list[Replay] = []
+    for index, name in enumerate(analysis.operations):
+        node = nodes[name]
+        cost_ns, workspace_bytes = price(call_of(node))
+        creates = table.creates[name]
+        in_forward = name in analysis.forward
+        reason = why_saved(node, analysis.joint, table) if in_forward else ""
+        if in_forward and not reason and creates:
+            state = _add_state(node, index, storages)
+            creates = creates if state is None else (*creates, state)
+            replays += _replays(node, index, analysis, price, cost_ns, workspace_bytes, state)
+            if is_random(node) and state is None:
+                reason = "it draws random numbers from a generator that cannot be put back"
+        operations.append(
+            Operation(
+                name, target_name(node), analysis.reads[name], creates, cost_ns, workspace_bytes,
+                must_run=in_forward and (is_random(node) or has_effect(node)),
+                why_saved=reason, source=source_of(node), module=module_of(node),
+            )
+        )  # fmt: skip
+    return RematProblem(
+        storages=tuple(storages),
+        operations=tuple(operations),
+        num_forward=sum(name in analysis.forward for name in analysis.operations),
+        replays=tuple(replays),
+        outputs=_returned(analysis, analysis.joint.forward_outputs[analysis.joint.num_updates :]),
+        updates=_returned(analysis, analysis.joint.forward_outputs[: analysis.joint.num_updates]),
+        gradients=_returned(analysis, analysis.joint.gradients),
+        resident_bytes=resident_bytes,
+        outputs_held=outputs_held,
+    )
+
+
+def _value_names(analysis: Analysis) -> list[str]:
+    """A unique name for each storage: of a result of several parts, the node that takes that part."""
+    table = analysis.storages
+    names = list(table.owner)
+    for owner, created in table.creates.items():
+        parts = {g: f"{owner}.{i}" for i, g in enumerate(table.of[owner])} if len(created) > 1 else {}
+        for user in analysis.nodes[owner].users:
+            for g in table.of.get(user.name, ()) if user.target is operator.getitem else ():
+                parts[g] = user.name
+        for g in created:
+            names[g] = parts.get(g, owner)
+    return names
+
+
+def _kind(owner: fx.Node) -> Kind:
+    if is_tangent(owner):
+        return Kind.TANGENT
+    return Kind.PRIMAL if is_held_by_caller(owner) else Kind.VALUE
+
+
+def _add_state(node: fx.Node, index: int, storages: list[Storage]) -> int | None:
+    """Give a random operation the storage of its generator's state; returns its number."""
+    size_bytes = state_bytes(node)
+    if size_bytes is None:
+        return None
+    storages.append(Storage(f"{node.name}_rng_state", size_bytes, Kind.VALUE, index, lazy=True))
+    return len(storages) - 1
+
+
+def _replays(
+    node: fx.Node,
+    index: int,
+    analysis: Analysis,
+    price: Price,
+    cost_ns: int,
+    workspace_bytes: int,
+    state: int | None,
+) -> list[Replay]:
+    """The ways to run one replayable forward operation again."""
+    reads, creates = analysis.reads[node.name], analysis.storages.creates[node.name]
+    if not is_random(node):
+        return [Replay(index, "same", reads, creates, cost_ns, workspace_bytes)]
+    found = []
+    if has_mask(node):
+        result, mask = creates
+        mask_ns, mask_workspace_bytes = price(from_mask_call(node))
+        both = tuple(sorted({*reads, mask}))
+        found.append(Replay(index, "from_mask", both, (result,), mask_ns, mask_workspace_bytes))
+    if state is not None:
+        held_bytes = state_bytes(node) or 0  # the state that is put back afterwards
+        both = tuple(sorted({*reads, state}))
+        found.append(
+            Replay(index, "redraw", both, creates, cost_ns, workspace_bytes + held_bytes)
+        )
+    return found
+
+
+def _returned(analysis: Analysis, values: list[fx.Node | None]) -> tuple[int, ...]:
+    """Storages behind what is returned, without repeats."""
+    found = {g for node in values if isinstance(node, fx.Node) for g in analysis.storages.of[node.name]}
+    return tuple(sorted(found))
+
+
+def resident_storages(analysis: Analysis) -> dict[str, int]:
+    """Primals and constants with the bytes that each adds, every storage once. [bytes]"""
+    table = analysis.storages
+    nodes = analysis.nodes
+    return {
+        name: size_bytes
+        for name, size_bytes in zip(table.owner, table.size_bytes, strict=True)
+        if is_held_by_caller(nodes[name])
+    }
+
+

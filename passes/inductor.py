@@ -1,0 +1,70 @@
+"""Inductor as the executor, through its ``custom_partitioner_fn``.
+
+Inductor decomposes and fuses; the plan is made on its decomposed joint graph. Random operators stay
+those of eager (``fallback_random``), so that masks and the generator's state are those of the
+unrewritten graph.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._inductor import config as inductor_config
+from torch._inductor.compile_fx import compile_fx
+from torch._inductor.custom_graph_pass import CustomPartitionerFn
+
+Partition = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
+
+
+class Partitioner(CustomPartitionerFn):
+    """Hands Inductor's joint graph to the pipeline."""
+
+    def __init__(self, partition: Partition, identity: str) -> None:
+        self.partition = partition
+        self.identity = identity
+
+    def __call__(
+        self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Divide a joint graph."""
+        return self.partition(gm, joint_inputs, num_fwd_outputs=kwargs["num_fwd_outputs"])
+
+    def uuid(self) -> str:
+        """What the result depends on besides the graph; never None, which would not stop a cache hit."""
+        return f"fxremat:{self.identity}"
+
+
+def compile_with_inductor(
+    graph: fx.GraphModule,
+    inputs: Sequence[Any],
+    partition: Partition,
+    mark: Callable[[], None],
+    identity: str,
+) -> Callable[..., Any]:
+    """Compile a Dynamo graph with Inductor, partitioned by fxremat.
+
+    Args:
+        graph: What Dynamo captured.
+        inputs: Its example inputs.
+        partition: The partition function.
+        mark: Called each time the graph runs.
+        identity: Budget and options, for Inductor's cache.
+
+    Returns:
+        What Dynamo is to call.
+    """
+    patches: dict[str, Any] = {
+        "custom_partitioner_fn": Partitioner(partition, identity),
+        "fallback_random": True,
+    }
+    with inductor_config.patch(patches):
+        compiled = compile_fx(graph, list(inputs))
+
+    def run(*args: Any) -> Any:
+        mark()
+        return compiled(*args)
+
+    if getattr(compiled, "_boxed_call", False):
+        run._boxed_call = True  # type: ignore[attr-defined]  # why: torch looks for it on the instance
+    return torch._dynamo.disable(run)

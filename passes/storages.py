@@ -1,0 +1,126 @@
+"""Which node allocates which storage, and which nodes are views of it.
+
+The joint graph is the place to resolve aliases: in a split backward a saved view of a parameter
+looks like a storage of its own.
+"""
+
+import operator
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from fxremat.errors import UnsupportedGraphError
+from fxremat.passes.joint import Joint, is_tangent, source_of, target_name, tensors_of
+
+
+@dataclass(frozen=True)
+class StorageTable:
+    """The storages of a joint graph, numbered in graph order.
+
+    Attributes:
+        owner: For each storage, the name of the node that allocates it or brings it in.
+        size_bytes: For each storage, its bytes as the allocator rounds them. [bytes]
+        of: For each node, the storages that its result refers to, in order of the result.
+        creates: For each node, the storages that it allocates.
+    """
+
+    owner: tuple[str, ...]
+    size_bytes: tuple[int, ...]
+    of: dict[str, tuple[int, ...]]
+    creates: dict[str, tuple[int, ...]]
+
+    def allocates(self, node: fx.Node) -> bool:
+        """Does the node allocate, so that it is an operation?"""
+        return node.op == "call_function" and bool(self.creates[node.name])
+
+
+def find_storages(joint: Joint) -> StorageTable:
+    """Resolve every alias of a joint graph.
+
+    Args:
+        joint: The joint graph, with fake tensors in ``meta["val"]``.
+
+    Returns:
+        The table.
+
+    Raises:
+        UnsupportedGraphError: A tensor has no storage, or a size that is not known.
+    """
+    number: dict[StorageWeakRef, int] = {}
+    owner: list[str] = []
+    sizes: list[int] = []
+    of: dict[str, tuple[int, ...]] = {}
+    creates: dict[str, tuple[int, ...]] = {}
+    for node in joint.graph.nodes:
+        if node.op == "output":
+            continue
+        mine: list[int] = []
+        new: list[int] = []
+        for tensor in tensors_of(node):
+            key = StorageWeakRef(_storage(node, tensor))
+            if key not in number:
+                number[key] = len(owner)
+                owner.append(node.name)
+                sizes.append(_size_bytes(node, tensor))
+                new.append(number[key])
+            mine.append(number[key])
+        of[node.name], creates[node.name] = tuple(mine), tuple(new)
+    _check_tuples(joint, creates)
+    return StorageTable(tuple(owner), tuple(sizes), of, creates)
+
+
+def _storage(node: fx.Node, tensor: torch.Tensor) -> torch.UntypedStorage:
+    if tensor.layout is not torch.strided:
+        raise UnsupportedGraphError(
+            f"{node.name!r} ({target_name(node)}) is a tensor of layout {tensor.layout} at "
+            f"{source_of(node) or 'an unknown line'}; fxremat plans strided tensors only. "
+            "Compute that value outside the optimised module.",
+            node.name,
+            target_name(node),
+            source_of(node),
+        )
+    return tensor.untyped_storage()
+
+
+def _size_bytes(node: fx.Node, tensor: torch.Tensor) -> int:
+    size_bytes = tensor.untyped_storage().nbytes()
+    if not isinstance(size_bytes, int):
+        raise UnsupportedGraphError(
+            f"the size of {node.name!r} ({target_name(node)}) at "
+            f"{source_of(node) or 'an unknown line'} is {size_bytes}, which is not known before the "
+            "step runs. Pass a fixed size or compute it outside the optimised module.",
+            node.name,
+            target_name(node),
+            source_of(node),
+        )
+    return round_up(size_bytes, tensor.device)
+
+
+CUDA_BLOCK_BYTES = 512  # c10/cuda/CUDACachingAllocator.h: kMinBlockSize
+
+
+def round_up(size_bytes: int, device: torch.device) -> int:
+    """Bytes that the allocator of a device counts for a request of that many. [bytes]"""
+    if device.type != "cuda":
+        return size_bytes
+    return -(-size_bytes // CUDA_BLOCK_BYTES) * CUDA_BLOCK_BYTES
+
+
+def _check_tuples(joint: Joint, creates: dict[str, tuple[int, ...]]) -> None:
+    """The parts of a result belong to the node that returns it, so ``getitem`` allocates nothing."""
+    for node in joint.graph.nodes:
+        if node.target is operator.getitem and creates[node.name]:
+            raise UnsupportedGraphError(
+                f"{node.name!r} reads a part of {node.args[0]!s} that is not among its storages; "
+                "this trace has lost its aliases.",
+                node.name,
+                target_name(node),
+                source_of(node),
+            )
+
+
+def is_held_by_caller(node: fx.Node) -> bool:
+    """Is it memory that exists before the step: a primal or a constant?"""
+    return node.op == "get_attr" or (node.op == "placeholder" and not is_tangent(node))

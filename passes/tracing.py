@@ -1,0 +1,135 @@
+"""What fxremat asks of Dynamo and AOTAutograd while they trace: every private setting, in one place."""
+
+import contextlib
+import logging
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch._dynamo.config as dynamo_config
+import torch._functorch.config as functorch_config
+from torch._dynamo.eval_frame import innermost_backend
+from torch._dynamo.exc import BackendCompilerFailed, ShortenTraceback, TorchDynamoException
+from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
+
+from fxremat.errors import FxrematError
+from fxremat.passes.joint import Joint
+
+__all__ = [
+    "BackendCompilerFailed", "TorchDynamoException", "backend_arguments", "compiling", "joint_of",
+    "own_code", "shortened", "tracing",
+]  # fmt: skip
+
+RECOMPILE_LIMIT = 256  # each shape is a graph of its own; Dynamo's 8 serves models with guards that flap
+
+for _owner, _name in (
+    (dynamo_config, "ignore_logging_functions"),
+    (dynamo_config, "recompile_limit"),
+    (dynamo_config, "accumulated_recompile_limit"),
+    (dynamo_config, "optimize_ddp"),
+    (functorch_config, "enable_autograd_cache"),
+    (functorch_config, "donated_buffer"),
+):
+    if not hasattr(_owner, _name):
+        raise ImportError(
+            f"fxremat needs the setting {_owner.__name__}.{_name}, which torch {torch.__version__} "
+            "does not have; torch 2.11 to 2.13 do"
+        )
+
+
+def _logging_functions() -> set[Callable[..., Any]]:
+    """Calls that write a log line and compute nothing; Dynamo may leave them out of the graph.
+
+    transformers adds ``warning_once`` and ``info_once`` to ``logging.Logger`` when it is imported.
+    """
+    names = ("debug", "info", "warning", "error", "exception", "critical", "log", "warning_once", "info_once")
+    found = {getattr(logging.Logger, name) for name in names if hasattr(logging.Logger, name)}
+    return found | {warnings.warn}
+
+
+@contextlib.contextmanager
+def tracing() -> Iterator[None]:
+    """Settings under which Dynamo traces for fxremat: one graph, whatever is logged on the way."""
+    with warnings.catch_warnings(), dynamo_config.patch(
+        ignore_logging_functions=dynamo_config.ignore_logging_functions | _logging_functions(),
+        recompile_limit=RECOMPILE_LIMIT,
+        accumulated_recompile_limit=8 * RECOMPILE_LIMIT,
+        optimize_ddp=False,  # DDP would cut the graph into buckets, each with a plan of its own
+    ):
+        # Dynamo looks at .grad of every tensor it meets, intermediate ones too.
+        warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
+        yield
+
+
+@contextlib.contextmanager
+def compiling() -> Iterator[None]:
+    """Settings under which AOTAutograd compiles for fxremat.
+
+    A hit in its cache would skip the partitioner, and with it the plan; donated buffers would make
+    ``retain_graph`` raise.
+    """
+    with functorch_config.patch(enable_autograd_cache=False, donated_buffer=False):
+        yield
+
+
+def joint_of(module: torch.fx.GraphModule, num_forward_outputs: int) -> Joint:
+    """The joint graph that a partitioner was given, with the inputs that the step writes to.
+
+    AOTAutograd makes the graph functional: what is written to an input is returned first, and copied
+    into the input when the forward has run. It describes inputs and outputs in ``meta["desc"]``.
+    """
+    (output,) = module.graph.find_nodes(op="output")
+    descriptions = output.meta.get("desc", ())[:num_forward_outputs]
+    written = [d.mutated_input for d in descriptions if isinstance(d, InputMutationAOTOutput)]
+    mutated = frozenset(
+        node.name
+        for node in module.graph.find_nodes(op="placeholder")
+        if node.meta.get("desc") in written
+    )
+    return Joint(module, num_forward_outputs, mutated, len(written))
+
+
+def own_code(function: types.FunctionType) -> types.FunctionType:
+    """A copy of a function with a code object of its own.
+
+    Dynamo counts recompilations by code object; one shared by all optimised modules would reach its
+    limit with the ninth of them.
+    """
+    copy = types.FunctionType(
+        function.__code__.replace(),
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+@contextlib.contextmanager
+def shortened() -> Iterator[None]:
+    """Let fxremat's own errors reach the caller of a compiled function as they are.
+
+    Dynamo wraps whatever a backend raises, except for ``ShortenTraceback``.
+    """
+    try:
+        yield
+    except FxrematError as error:
+        kind = type(error)
+        passing = type(kind.__name__, (kind, ShortenTraceback), {"__module__": kind.__module__})
+        passed = passing.__new__(passing)
+        passed.args, passed.__dict__ = error.args, dict(error.__dict__)
+        passed.first_useful_frame = None
+        raise passed from None
+
+
+def backend_arguments(compiled: Any) -> dict[str, Any]:
+    """The keyword arguments that ``torch.compile`` keeps for its backend; empty if there are none."""
+    context = getattr(compiled, "dynamo_ctx", None)
+    for cell in getattr(compiled, "__closure__", None) or ():
+        context = context or (cell.cell_contents if hasattr(cell.cell_contents, "callback") else None)
+    backend = innermost_backend(getattr(context, "callback", None))
+    found = getattr(backend, "kwargs", None)
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,190 @@
+"""Run one operator call on made-up inputs, again and again, and look at it.
+
+Two instruments for each kind of device. On the CPU: a clock, and the allocation events of one
+profile over all calls. On CUDA: events on the stream, and the allocator's own maximum.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import cast
+
+import torch
+
+from fxremat.costtable import Cost
+from fxremat.passes.allocations import AllocationEvent
+from fxremat.passes.materialise import index_bounds, materialise
+from fxremat.passes.opcall import OpCall, TensorSpec, Unmeasurable, concrete, specs
+from fxremat.passes.roofline import FAILURES
+
+Run = Callable[[], object]
+
+# Operators of these libraries compute and do nothing else. Others may communicate, count or print,
+# or trust their inputs: they are not run for practice.
+_SAFE_NAMESPACES = frozenset({"aten", "prims", "quantized", "torchvision"})
+_KERNEL_SAMPLES = 3  # batches of kernels timed on a GPU
+_MAX_REPEATS = 100
+_ENOUGH = 8  # samples
+_TRY_NS = 25_000_000  # for one call; more repeats do not lower the least of them noticeably
+_TRY_LONG_NS = 100_000_000  # until there are enough samples
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A call that can be run.
+
+    Attributes:
+        key: Its cost key.
+        operator: Name without overload.
+        target: The operator.
+        args: Tensors as specs.
+        kwargs: Tensors as specs.
+    """
+
+    key: str
+    operator: str
+    target: Callable[..., object]
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
+
+    @property
+    def on_cuda(self) -> bool:
+        """Whether it runs on a GPU."""
+        places = [spec.device.type for spec in specs([self.args, self.kwargs])]
+        device = self.kwargs.get("device")
+        if isinstance(device, torch.device):
+            places.append(device.type)
+        return "cuda" in places
+
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """Its tensors."""
+        return tuple(specs([self.args, self.kwargs]))
+
+
+def make_job(key: str, call: OpCall) -> Job:
+    """Prepare a call.
+
+    Raises:
+        Unmeasurable: It must not or cannot be run; says why.
+    """
+    if isinstance(call.target, torch._ops.HigherOrderOperator):
+        raise Unmeasurable("a higher-order operator is not run on made-up inputs")
+    if not isinstance(call.target, torch._ops.OpOverload):
+        raise Unmeasurable("a Python function is not run on made-up inputs")
+    if call.target.namespace not in _SAFE_NAMESPACES:
+        raise Unmeasurable(f"operators of {call.target.namespace!r} may do more than compute")
+    return Job(
+        key=key,
+        operator=call.target._schema.name,
+        target=call.target,
+        args=cast("tuple[object, ...]", concrete(call.args)),
+        kwargs=cast("dict[str, object]", concrete(dict(call.kwargs))),
+    )
+
+
+def prepare(job: Job) -> Run:
+    """Make inputs and run the job once, to warm it up.
+
+    Raises:
+        FAILURES: It takes neither normal nor only positive floats.
+    """
+    try:
+        run = _bind(job, positive=False)
+        run()
+    except FAILURES:  # a probability, perhaps
+        run = _bind(job, positive=True)
+        run()
+    return run
+
+
+def _bind(job: Job, *, positive: bool) -> Run:
+    bounds = index_bounds(job.operator, job.args)
+    args = cast("tuple[object, ...]", materialise(job.args, bounds, positive=positive))
+    kwargs = cast("dict[str, object]", materialise(job.kwargs, {}, positive=positive))
+    target = job.target
+    return lambda: target(*args, **kwargs)
+
+
+def workspace_bytes(events: tuple[AllocationEvent, ...]) -> int:
+    """The most that a call held at once, less what remains of it: its outputs. [bytes]"""
+    level = peak = 0
+    for event in events:
+        level += event.change_bytes
+        peak = max(peak, level)
+    return peak - level
+
+
+def time_cpu(run: Run, share_ns: int) -> tuple[int, float]:
+    """Time a call that is warm.
+
+    On a machine that others use too, most samples of a parallel kernel can be those in which one of
+    its threads waited for a core. A slow call is therefore given more time than a fast one, so that
+    the least of its samples means something.
+
+    Args:
+        run: The call.
+        share_ns: The most time to spend, if that is enough for one call. [ns]
+
+    Returns:
+        The least time [ns] and the spread.
+    """
+    clock = time.perf_counter_ns
+    samples: list[int] = []
+    began_ns = now_ns = clock()
+    while not samples or now_ns - began_ns < _patience_ns(len(samples), share_ns):
+        start_ns = clock()
+        result = run()
+        now_ns = clock()
+        del result  # outside the clock: in a step, the release belongs to somebody else
+        samples.append(now_ns - start_ns)
+    return min(samples), _spread(samples)
+
+
+def _patience_ns(samples: int, share_ns: int) -> int:
+    """How long to go on with so many samples. [ns]"""
+    if samples >= _MAX_REPEATS:
+        return 0
+    return min(share_ns, _TRY_NS if samples >= _ENOUGH else _TRY_LONG_NS)
+
+
+def _spread(samples: list[int]) -> float:
+    middle = median(samples)
+    return (max(samples) - min(samples)) / middle if middle else 0.0
+
+
+def measure_cuda(run: Run, limit_ns: int) -> Cost:
+    """Time and workspace of a warm call on the GPU.
+
+    What a library keeps between calls (cuBLAS) is there since the warm-up and does not count.
+    """
+    torch.cuda.synchronize()
+    before_bytes = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    result = run()
+    torch.cuda.synchronize()
+    peak_bytes = torch.cuda.max_memory_allocated() - before_bytes
+    held_bytes = torch.cuda.memory_allocated() - before_bytes
+    del result
+    single_ns = max(1, _batch_ns(run, 1))
+    batch = max(1, min(_MAX_REPEATS, min(limit_ns, _TRY_NS) // (single_ns * _KERNEL_SAMPLES)))
+    if batch == 1:
+        return Cost(single_ns, peak_bytes - held_bytes)
+    samples = [_batch_ns(run, batch) for _ in range(_KERNEL_SAMPLES)]
+    return Cost(min(samples), peak_bytes - held_bytes, _spread(samples))
+
+
+def _batch_ns(run: Run, count: int) -> int:
+    """Time of one call within a batch of them. [ns]"""
+    start, end = (_timing_event() for _ in range(2))
+    start.record()
+    for _ in range(count):
+        run()
+    end.record()
+    end.synchronize()
+    passed_ms: float = start.elapsed_time(end)
+    return round(passed_ms * 1e6 / count)
+
+
+def _timing_event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

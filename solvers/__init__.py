@@ -1,0 +1,18 @@
+"""All solvers, under the names that ``solver=`` takes."""
+
+from fxremat.plan import Solver
+from fxremat.solvers.block import block
+from fxremat.solvers.greedy import greedy
+from fxremat.solvers.recompute_all import recompute_all
+from fxremat.solvers.refine import refine
+from fxremat.solvers.save_all import save_all
+
+SOLVERS: dict[str, Solver] = {
+    "ilp": refine,
+    "save_all": save_all,
+    "recompute_all": recompute_all,
+    "block": block,
+    "greedy": greedy,
+}
+
+__all__ = ["SOLVERS"]

@@ -1,0 +1,123 @@
+"""The least peak: the plan below which fxremat says that a budget cannot be met.
+
+First descend on the peak from several starts, then halve the distance to what the backward holds in
+any case with the integer program, and last ask for one byte less until nothing is found. That last
+question is the one which ``refine`` asks at a budget of one byte below the floor, so both agree.
+"""
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+from fxremat.problem import RematProblem
+from fxremat.simulate import Schedule
+from fxremat.solvers.search import Clock, Judged, Search
+from fxremat.solvers.within import starts, within
+
+_EFFORT = 12_000
+_HALVINGS = 5
+_LAST = 12  # how often to ask for one byte less
+
+
+class _Key:
+    """A problem as a key: the same object only."""
+
+    def __init__(self, problem: RematProblem) -> None:
+        self.problem = problem
+
+    def __hash__(self) -> int:
+        return id(self.problem)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and other.problem is self.problem
+
+
+@lru_cache(maxsize=8)
+def _search_for(key: _Key) -> Search:
+    return Search(key.problem)
+
+
+def search_for(problem: RematProblem) -> Search:
+    """The search of a problem; what the simulator said of a choice is asked once."""
+    return _search_for(_Key(problem))
+
+
+_FLOORS: dict[int, tuple[RematProblem, Judged]] = {}
+
+
+def least(problem: RematProblem, clock: Clock) -> Judged:
+    """The choice with the least peak; found once for each problem.
+
+    Args:
+        problem: The step.
+        clock: The safety net.
+
+    Returns:
+        The choice and what the simulator says of it.
+    """
+    known = _FLOORS.get(id(problem))
+    if known is not None and known[0] is problem:
+        return known[1]
+    found = _find(search_for(problem), clock)
+    if not clock.up():
+        if len(_FLOORS) > 16:
+            _FLOORS.pop(next(iter(_FLOORS)))
+        _FLOORS[id(problem)] = (problem, found)
+    return found
+
+
+def _find(search: Search, clock: Clock) -> Judged:
+    """Descend, bisect with the model, and ask for one byte less until there is nothing."""
+    low = max(max(search.screen.needs.fixed_bytes), max(search.screen.needs.forward_bytes, default=0))
+    best = min((_sink(search, s, low, clock) for s in _low(starts(search))[:2]), key=_peak)
+    for _ in range(_HALVINGS):
+        middle = (low + best.peak_bytes) // 2
+        if clock.up() or middle <= low:
+            break
+        found = within(search, middle, clock)
+        if found is None:
+            low = middle
+        else:
+            best = _sink(search, found, low, clock)
+    for _ in range(_LAST):
+        found = None if clock.up() else within(search, best.peak_bytes - 1, clock)
+        if found is None:
+            break
+        best = _sink(search, found, low, clock)
+    return best
+
+
+def _peak(judged: Judged) -> tuple[int, int]:
+    return judged.peak_bytes, judged.recompute_ns
+
+
+def _low(judged: Iterable[Judged]) -> list[Judged]:
+    return sorted(judged, key=_peak)
+
+
+def _sink(search: Search, best: Judged, low_bytes: int, clock: Clock) -> Judged:
+    """Descend towards ever nearer targets below the best peak so far."""
+    share = 2
+    while share <= 1024 and not clock.up():
+        target = best.peak_bytes - max(1, (best.peak_bytes - low_bytes) // share)
+        if target < low_bytes:
+            break
+        found = search.improve(best, target, effort=_EFFORT, clock=clock)
+        if found.peak_bytes < best.peak_bytes:
+            best = found
+        else:
+            share *= 4
+    return best
+
+
+def floor(problem: RematProblem, *, time_limit_s: float) -> Schedule:
+    """Find the schedule with the least peak that fxremat can plan.
+
+    Args:
+        problem: The step.
+        time_limit_s: A safety net; the best so far comes back. [s]
+
+    Returns:
+        The schedule.
+    """
+    found = least(problem, Clock(time_limit_s))
+    return search_for(problem).schedule(found.saved)

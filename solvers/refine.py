@@ -1,0 +1,35 @@
+"""Solve, simulate, tighten, polish: the default solver, ``"ilp"`` in the registry."""
+
+from fxremat.plan import Solution
+from fxremat.problem import RematProblem
+from fxremat.solvers.bound import BOUND_CLASS, bound_ns
+from fxremat.solvers.floor import least, search_for
+from fxremat.solvers.search import Clock, Judged
+from fxremat.solvers.within import within
+
+
+def refine(problem: RematProblem, budget_bytes: int, *, time_limit_s: float) -> Solution:
+    """Find the cheapest schedule within a budget.
+
+    Args:
+        problem: The step.
+        budget_bytes: The budget, resident bytes included. [bytes]
+        time_limit_s: A safety net: the best plan so far comes back. Up to it the answer depends on
+            problem and budget alone. [s]
+
+    Returns:
+        The schedule with a proven bound, or none when not even the floor is within the budget.
+    """
+    clock = Clock(time_limit_s)
+    search = search_for(problem)
+    found: Judged | None = within(search, budget_bytes, clock)
+    if found is None:
+        lowest = least(problem, clock)
+        if lowest.peak_bytes > budget_bytes:
+            return Solution(None, message=f"the least peak is {lowest.peak_bytes:,} bytes")
+        found = search.improve(lowest, budget_bytes, effort=4000, clock=clock)
+    lower_bound_ns = bound_ns(problem, budget_bytes, time_limit_s=max(1.0, clock.left_s()))
+    if lower_bound_ns is None:
+        return Solution(search.schedule(found.saved), message="no bound")
+    lower_bound_ns = min(lower_bound_ns, found.recompute_ns)
+    return Solution(search.schedule(found.saved), lower_bound_ns, BOUND_CLASS, "searched")

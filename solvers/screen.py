@@ -1,0 +1,219 @@
+"""Price many choices at once, nearly as the simulator would.
+
+Local search asks for the cost and the peak of thousands of choices that differ in a value or two.
+The simulator answers exactly, one schedule at a time. ``Screen`` follows the same rule (each value
+that is not saved is replayed once, just before its first read) for a whole batch, with arrays over
+the choices, and leaves out only what happens between two backward operations: the short-lived
+results inside a chain of replays. It therefore proposes; whoever uses it asks the simulator before
+a choice counts. How much a chain holds is passed in as ``excess_bytes``, measured on a choice
+nearby.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fxremat.problem import RematProblem
+from fxremat.solvers.needs import Needs, find_needs
+
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What a batch of choices costs and holds.
+
+    Attributes:
+        recompute_ns: Extra cost of each choice. [ns]
+        live_bytes: Bytes held at each position, a row for each: entry, positions, end. [bytes]
+        forward_bytes: Peak of the forward for each choice. [bytes]
+    """
+
+    recompute_ns: Ints
+    live_bytes: Ints
+    forward_bytes: Ints
+
+    def above_bytes(self, excess_bytes: Ints, budget_bytes: int) -> Ints:
+        """Bytes above the budget, summed over positions, when chains hold that much more. [bytes]"""
+        backward: Ints = np.maximum(
+            self.live_bytes + (excess_bytes[:, None] - budget_bytes), 0
+        ).sum(axis=0)
+        return backward + np.maximum(self.forward_bytes - budget_bytes, 0)
+
+
+class Screen:
+    """The tables to price choices of one problem with."""
+
+    def __init__(self, problem: RematProblem) -> None:
+        self.problem = problem
+        self.needs: Needs = find_needs(problem)
+        self.columns = self.needs.candidates
+        self.column_of = {g: column for column, g in enumerate(self.columns)}
+        self.never = self.needs.num_positions + 1
+        self.values = [
+            g
+            for g, storage in enumerate(problem.storages)
+            if storage.producer >= 0 and storage.producer < problem.num_forward
+        ]
+        self.ways: list[list[int]] = []
+        for index, replay in enumerate(problem.replays):
+            if self.ways and problem.replays[self.ways[-1][0]].operation == replay.operation:
+                self.ways[-1].append(index)
+            else:
+                self.ways.append([index])
+        self._tabulate_forward()
+        sizes = [problem.storages[g].size_bytes for g in self.columns]
+        self.size_bytes: Ints = np.array(sizes, dtype=np.int64)
+
+    def _tabulate_forward(self) -> None:
+        """Forward rows that no later one dominates, with what is saved by then."""
+        forward = self.needs.forward_bytes
+        rows: list[int] = []
+        highest = -1
+        for index in reversed(range(len(forward))):
+            if forward[index] > highest:
+                highest = forward[index]
+                rows.append(index)
+        self.forward_rows = rows
+        self.forward_fixed: Ints = np.array([forward[index] for index in rows], dtype=np.int64)
+        table = np.zeros((len(rows), len(self.columns)), dtype=np.int64)
+        for column, g in enumerate(self.columns):
+            for row, index in enumerate(rows):
+                if self.needs.forward_last[g] < index:
+                    table[row, column] = self.problem.storages[g].size_bytes
+        self.forward_table = table
+
+    def flags(self, choices: Sequence[frozenset[int]]) -> Flags:
+        """Choices as columns of flags, a row for each candidate."""
+        saved: Flags = np.zeros((len(self.columns), len(choices)), dtype=np.bool_)
+        for column, choice in enumerate(choices):
+            for g in choice:
+                row = self.column_of.get(g)
+                if row is not None:
+                    saved[row, column] = True
+        for g in self.needs.kept:
+            if g in self.column_of:
+                saved[self.column_of[g]] = True
+        return saved
+
+    def price(self, saved: Flags) -> Prices:
+        """Cost and bytes of each column of ``saved``, whose rows are the candidates."""
+        batch = saved.shape[1]
+        never = self.never
+        first: dict[int, Ints] = {}
+        until: dict[int, Ints] = {}
+        for g in self.values:
+            first[g] = np.full(batch, self.needs.first(g), dtype=np.int64)
+            until[g] = np.full(batch, self.needs.last(g), dtype=np.int64)
+        none = np.zeros(batch, dtype=np.bool_)
+        all_ = np.ones(batch, dtype=np.bool_)
+        kept = {
+            g: saved[self.column_of[g]]
+            if g in self.column_of
+            else (all_ if g in self.needs.kept or g not in self.problem.replays_of else none)
+            for g in self.values
+        }
+        for g in self.values:
+            if g not in self.problem.replays_of:
+                kept[g] = all_
+        born: dict[int, Ints] = {}
+        recompute_ns = np.zeros(batch, dtype=np.int64)
+        for ways in reversed(self.ways):
+            times = self._times(ways, kept, first)
+            for way, time in times.items():
+                replay = self.problem.replays[way]
+                recompute_ns += np.where(time < never, replay.cost_ns, 0)
+                before = np.where(time < never, time - 1, -1)
+                for u in replay.reads:
+                    if u in first:
+                        np.minimum(first[u], time, out=first[u])
+                        np.maximum(until[u], before, out=until[u])
+                for g in replay.creates:
+                    born[g] = np.minimum(born[g], time) if g in born else time
+        recompute_ns -= self._not_run(kept, first)
+        live = self._live(kept, born, first, until)
+        used = saved & np.stack([first[g] < never for g in self.columns]) if len(saved) else saved
+        forward = self.forward_fixed[:, None] + self.forward_table @ used.astype(np.int64)
+        forward_peak: Ints = forward.max(axis=0) if len(forward) else recompute_ns * 0
+        if self.problem.in_flight > 1:
+            flight = (self.problem.in_flight - 1) * (self.size_bytes @ used.astype(np.int64))
+            live += flight
+            forward_peak = forward_peak + flight
+        return Prices(recompute_ns, live, forward_peak)
+
+    def _times(
+        self, ways: list[int], kept: dict[int, Flags], first: dict[int, Ints]
+    ) -> dict[int, Ints]:
+        """When each replay of one operation runs: just before the first read of what it makes."""
+        replays, never = self.problem.replays, self.never
+        times: dict[int, Ints] = {}
+        chosen: set[int] = set()
+        for way in ways:
+            replay = replays[way]
+            time: Ints | None = None
+            for g in replay.creates:
+                if g in chosen:
+                    continue
+                chosen.add(g)
+                wanted = np.where(kept[g], never, first[g])
+                time = wanted if time is None else np.minimum(time, wanted)
+            if time is None:
+                time = np.full_like(next(iter(first.values())), never)
+            time = np.minimum(time, never)
+            times[way] = time
+            if len(ways) > 1:
+                for u in replay.reads:
+                    if u in first and self.problem.storages[u].producer == replay.operation:
+                        np.minimum(first[u], time, out=first[u])
+        for position, way in enumerate(ways):
+            for other in ways[position + 1 :]:
+                if set(replays[way].creates) <= set(replays[other].creates):
+                    times[way] = np.where(times[other] <= times[way], never, times[way])
+        return times
+
+    def _not_run(self, kept: dict[int, Flags], first: dict[int, Ints]) -> Ints | int:
+        """Cost of optional forward operations that do not run. [ns]"""
+        if not self.needs.optional:
+            return 0
+        total = np.zeros_like(next(iter(first.values())))
+        read_by_run: dict[int, Flags] = {}
+        for index in reversed(self.needs.optional):
+            operation = self.problem.operations[index]
+            runs = np.zeros(len(total), dtype=np.bool_)
+            for g in operation.creates:
+                runs |= kept[g] & (first[g] < self.never)
+                if g in read_by_run:
+                    runs |= read_by_run[g]
+            for u in operation.reads:
+                read_by_run[u] = read_by_run[u] | runs if u in read_by_run else runs
+            total += np.where(runs, 0, operation.cost_ns)
+        return total
+
+    def _live(
+        self,
+        kept: dict[int, Flags],
+        born: dict[int, Ints],
+        first: dict[int, Ints],
+        until: dict[int, Ints],
+    ) -> Ints:
+        """Bytes at entry, at each position and at the end; a column for each choice."""
+        number = self.needs.num_positions
+        batch = len(next(iter(first.values()))) if first else 1
+        change = np.zeros((number + 4, batch), dtype=np.int64)
+        columns = np.arange(batch)
+        fixed = np.array([self.needs.entry_bytes, *self.needs.fixed_bytes], dtype=np.int64)
+        for g in self.values:
+            size_bytes = self.problem.storages[g].size_bytes
+            if size_bytes == 0 or (g in self.needs.kept and g not in self.column_of):
+                continue
+            start = np.where(kept[g], -1, born[g] if g in born else self.never)
+            stop = np.where(kept[g] & (first[g] < self.never), np.maximum(until[g], -1), until[g])
+            holds = (start < self.never) & (first[g] < self.never) & (stop >= start)
+            amount = np.where(holds, size_bytes, 0)
+            change[np.minimum(start + 1, number + 2), columns] += amount
+            change[np.clip(stop + 2, 0, number + 3), columns] -= amount
+        level = np.cumsum(change[: number + 2], axis=0)
+        return level + fixed[:, None]

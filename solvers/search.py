@@ -1,0 +1,264 @@
+"""Local search over what to save, judged by the simulator.
+
+A *choice* is a set of saved storages; ``expand`` makes it a schedule and the simulator says what that
+costs and holds. From a choice, ``Search`` tries to flip single values, to exchange one or two saved
+values for others, and to slide a save along the graph (to the inputs of what made it, or to what is
+made from it). ``Screen`` prices all neighbours at once; the promising ones go to the simulator, and
+only what the simulator confirms is accepted. Effort is counted in choices priced, not in seconds, so
+that a run repeats exactly; the clock is only a safety net.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fxremat.problem import RematProblem
+from fxremat.schedule import expand
+from fxremat.simulate import Schedule, simulate
+from fxremat.solvers.screen import Ints, Screen
+
+_BATCH = 512
+_VERIFY = 24  # neighbours that one round shows to the simulator
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A choice and what the simulator says of it.
+
+    Attributes:
+        saved: Storages to keep; those that every plan keeps included.
+        recompute_ns: Extra cost. [ns]
+        peak_bytes: Its peak. [bytes]
+        live_bytes: The most held at the entry, around each position, and at the end. [bytes]
+        forward_bytes: Peak of the forward. [bytes]
+    """
+
+    saved: frozenset[int]
+    recompute_ns: int
+    peak_bytes: int
+    live_bytes: Ints = field(compare=False, repr=False)
+    forward_bytes: int
+
+    def key(self, budget_bytes: int) -> tuple[int, int, int]:
+        """What is better is less: first within the budget, then cheap, then low.
+
+        How far a choice is above the budget is summed over all positions: lowering one of several
+        equal peaks is progress, though the highest stays.
+        """
+        above = 0
+        if self.peak_bytes > budget_bytes:
+            above = int(np.maximum(self.live_bytes - budget_bytes, 0).sum())
+            above += max(0, self.forward_bytes - budget_bytes)
+        return above, self.recompute_ns, self.peak_bytes
+
+
+class Clock:
+    """The safety net: says when the time is up."""
+
+    def __init__(self, time_limit_s: float) -> None:
+        self.end = time.monotonic() + time_limit_s
+
+    def left_s(self) -> float:
+        """Seconds left, 0 when none are. [s]"""
+        return max(0.0, self.end - time.monotonic())
+
+    def up(self) -> bool:
+        """The time limit has passed."""
+        return time.monotonic() >= self.end
+
+
+class Search:
+    """Searches around choices of one problem; remembers what the simulator said."""
+
+    def __init__(self, problem: RematProblem) -> None:
+        self.problem = problem
+        self.screen = Screen(problem)
+        self.kept = self.screen.needs.kept
+        self._known: dict[frozenset[int], Judged] = {}
+        self._near = self._neighbours()
+
+    def schedule(self, saved: Iterable[int]) -> Schedule:
+        """The schedule of a choice."""
+        return expand(self.problem, frozenset(saved) | self.kept)
+
+    def judge(self, saved: Iterable[int]) -> Judged:
+        """Ask the simulator."""
+        choice = frozenset(saved) | self.kept
+        if choice not in self._known:
+            schedule = expand(self.problem, choice)
+            simulation = simulate(self.problem, schedule)
+            entry = len(schedule.forward)
+            live = np.zeros(self.screen.needs.num_positions + 2, dtype=np.int64)
+            live[0] = simulation.live_bytes[entry]
+            position = 1
+            for step, held in zip(
+                schedule.backward, simulation.live_bytes[entry + 1 :], strict=False
+            ):
+                live[position] = max(live[position], held)
+                position += step.replay < 0
+            live[-1] = max(live[-1], simulation.live_bytes[-1])
+            self._known[choice] = Judged(
+                choice,
+                simulation.recompute_ns,
+                simulation.peak_bytes,
+                live,
+                max(simulation.live_bytes[:entry], default=0),
+            )
+        return self._known[choice]
+
+    def used(self, judged: Judged) -> Judged:
+        """The same choice without saves that nothing reads."""
+        simulation = simulate(self.problem, expand(self.problem, judged.saved))
+        return self.judge(simulation.saved)
+
+    def excess_bytes(self, judged: Judged) -> Ints:
+        """What chains of replays hold at each position besides what the screen counts. [bytes]"""
+        priced = self.screen.price(self.screen.flags([judged.saved])).live_bytes[:, 0]
+        excess: Ints = np.maximum(judged.live_bytes - priced, 0)
+        return excess
+
+    def improve(
+        self, start: Judged, budget_bytes: int, *, effort: int, clock: Clock
+    ) -> Judged:
+        """Go downhill from a choice.
+
+        Args:
+            start: Where to begin; it may be above the budget.
+            budget_bytes: The budget, resident bytes included. [bytes]
+            effort: How many choices to price at most.
+            clock: When to stop in any case.
+
+        Returns:
+            The best choice met; ``start`` if none is better.
+        """
+        best = self.used(start)
+        best = min(best, start, key=lambda judged: judged.key(budget_bytes))
+        while effort > 0 and not clock.up():
+            found, spent = self._round(best, budget_bytes, effort)
+            effort -= spent
+            if found is best:
+                break
+            best = found
+        return best
+
+    # One round ------------------------------------------------------------------------------
+
+    def _round(self, best: Judged, budget_bytes: int, effort: int) -> tuple[Judged, int]:
+        """Try all neighbours once: single flips and slides first, then exchanges."""
+        excess = self.excess_bytes(best)
+        singles = self._singles(best.saved)
+        keys, costs = self._price(singles, excess, budget_bytes)
+        found = self._verify(best, singles, keys, budget_bytes)
+        if found is not best:
+            return found, len(singles)
+        pairs = self._exchanges(best, singles, costs, min(effort, 4096))
+        keys, _ = self._price(pairs, excess, budget_bytes)
+        found = self._verify(best, pairs, keys, budget_bytes)
+        return found, len(singles) + len(pairs)
+
+    def _price(
+        self, choices: Sequence[frozenset[int]], excess: Ints, budget_bytes: int
+    ) -> tuple[list[tuple[int, int]], list[int]]:
+        """Screen choices: (bytes above the budget, summed; cost), and the cost alone."""
+        keys: list[tuple[int, int]] = []
+        costs: list[int] = []
+        for start in range(0, len(choices), _BATCH):
+            prices = self.screen.price(self.screen.flags(choices[start : start + _BATCH]))
+            above = prices.above_bytes(excess, budget_bytes)
+            keys.extend(zip(above.tolist(), prices.recompute_ns.tolist(), strict=True))
+            costs.extend(prices.recompute_ns.tolist())
+        return keys, costs
+
+    def _verify(
+        self,
+        best: Judged,
+        choices: Sequence[frozenset[int]],
+        keys: Sequence[tuple[int, int]],
+        budget_bytes: int,
+    ) -> Judged:
+        """Show the most promising neighbours to the simulator; combine those that hold."""
+        base = best.key(budget_bytes)
+        order = sorted(range(len(choices)), key=lambda i: (keys[i], i))
+        first = best
+        shown = 0
+        for index in order:
+            if keys[index] > base[:2] or shown >= _VERIFY:
+                break
+            change_in = choices[index] - first.saved
+            change_out = first.saved - choices[index]
+            merged = (best.saved | change_in) - change_out
+            if merged == best.saved:
+                continue
+            shown += 1
+            judged = self.judge(merged)
+            if judged.key(budget_bytes) < best.key(budget_bytes):
+                best = judged
+        return best
+
+    def _singles(self, saved: frozenset[int]) -> list[frozenset[int]]:
+        """Flips of one value, then slides."""
+        flips = [saved ^ {g} for g in self.screen.columns if g not in self.kept]
+        slides: dict[frozenset[int], None] = {}
+        for g in self.screen.columns:
+            if g in self.kept:
+                continue
+            below, above = self._near[g]
+            if g in saved:
+                slides[(saved - {g}) | below] = None
+                slides[(saved - {g}) | above] = None
+                slides[saved - {g} - above] = None
+                slides[saved - {g} - below] = None
+            else:
+                slides[(saved | {g}) - below] = None
+                slides[(saved | {g}) - above] = None
+                slides[saved | {g} | below] = None
+        known = {saved, *flips}
+        return flips + [choice for choice in slides if choice not in known]
+
+    def _neighbours(self) -> dict[int, tuple[frozenset[int], frozenset[int]]]:
+        """Candidate -> candidates that make it, candidates that are made from it."""
+        problem, columns = self.problem, set(self.screen.columns) - self.kept
+        below: dict[int, set[int]] = {g: set() for g in columns}
+        above: dict[int, set[int]] = {g: set() for g in columns}
+        for replay in problem.replays:
+            for g in replay.creates:
+                for u in replay.reads:
+                    if g in columns and u in columns and u != g:
+                        below[g].add(u)
+                        above[u].add(g)
+        return {g: (frozenset(below[g]), frozenset(above[g])) for g in sorted(columns)}
+
+    def _exchanges(
+        self, best: Judged, singles: Sequence[frozenset[int]], costs: Sequence[int], most: int
+    ) -> list[frozenset[int]]:
+        """Exchange saved values for others, where the single flips promise a gain."""
+        sizes = self.problem.storages
+        flips = [g for g in self.screen.columns if g not in self.kept]
+        drops: list[tuple[int, int]] = []
+        adds: list[tuple[int, int]] = []
+        for g, cost_ns in zip(flips, costs, strict=False):
+            (drops if g in best.saved else adds).append((cost_ns - best.recompute_ns, g))
+        adds = [pair for pair in adds if pair[0] < 0]
+        found: list[tuple[int, int, frozenset[int]]] = []
+        for gain, h in adds:
+            for loss, g in drops:
+                if gain + loss < 0:
+                    found.append((gain + loss, len(found), frozenset((g, h))))
+        light = sorted(drops, key=lambda pair: (pair[0] / max(1, sizes[pair[1]].size_bytes), pair))
+        rich = sorted(adds, key=lambda pair: (pair[0] / max(1, sizes[pair[1]].size_bytes), pair))
+        for gain, h in rich[:24]:
+            for i, (loss, g) in enumerate(light[:24]):
+                for second, other in light[:i]:
+                    if gain + loss + second < 0:
+                        key = gain + loss + second
+                        found.append((key, len(found), frozenset((g, h, other))))
+        for loss, g in light[:24]:
+            for i, (gain, h) in enumerate(rich[:24]):
+                for second, other in rich[:i]:
+                    if gain + loss + second < 0:
+                        key = gain + loss + second
+                        found.append((key, len(found), frozenset((g, h, other))))
+        found.sort(key=lambda entry: entry[:2])
+        return [best.saved ^ flip for _, _, flip in found[:most]]
