@@ -210,9 +210,10 @@ def verify(
     Raises:
         FxrematError: As ``optimize`` does.
     """
+    from fxremat.options import make_options
     from fxremat.verifying import verify as run
 
-    return run(fn, args, kwargs, budget, loss, steps, repeats, options)
+    return run(fn, args, kwargs, loss, steps, repeats, make_options(budget, options))
 
 
 def measure_peak(

@@ -15,7 +15,7 @@ from fxremat.passes.inductor import compile_with_inductor
 from fxremat.passes.reference import reference_partition
 from fxremat.passes.select import detach_the_rest
 from fxremat.passes.storages import round_up
-from fxremat.passes.tracing import compiling, joint_of
+from fxremat.passes.tracing import compiling, joint_of, keeps_graph
 from fxremat.pipeline import Planned, partition, tangents
 from fxremat.plan import Plan, Solution, make_plan
 from fxremat.problem import RematProblem
@@ -64,7 +64,7 @@ class Backend:
                 return compile_with_inductor(graph, inputs, trace.partition, trace.mark, _identity(options))
             compiler = aot_autograd(
                 fw_compiler=trace.forward_compiler,
-                bw_compiler=lambda module, _: boxed(module),
+                bw_compiler=trace.backward_compiler,
                 inference_compiler=trace.inference_compiler,
                 partition_fn=trace.partition,
             )
@@ -123,6 +123,14 @@ class Trace:
 
     def forward_compiler(self, module: fx.GraphModule, _inputs: object) -> Boxed:
         return boxed(module, before=self.mark)
+
+    def backward_compiler(self, module: fx.GraphModule, _inputs: object) -> Boxed:
+        return boxed(module, before=self.check_backward)
+
+    def check_backward(self) -> None:
+        """The backward is about to run."""
+        if self.record is not None and keeps_graph():
+            self.record.check_retained()
 
     def inference_compiler(self, module: fx.GraphModule, _inputs: object) -> Boxed:
         return boxed(module, before=self.mark)

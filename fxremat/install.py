@@ -43,6 +43,7 @@ class Installed:
         self.session = Session(options, name=_name(owner if owner is not None else target))
         self.compiled: dict[bool, Callable[..., Any]] = {}
         self.completed = False
+        self.verify_next = options.verify
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Parameters and buffers, used by the graph or not."""
@@ -85,8 +86,21 @@ class Installed:
             )
         return self.compiled[with_gradients]
 
+    def verify(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Check one step against the unrewritten graph, on the arguments of the first call.
+
+        Raises:
+            VerificationError: Something differs, or the peak is above the budget.
+        """
+        from fxremat.verifying import verify_call  # it compiles both steps with this class
+
+        verify_call(self.target, self.owner and self.owner(), args, kwargs, self.session.options)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One forward."""
+        if self.verify_next:
+            self.verify_next = False
+            self.verify(args, kwargs)
         self.session.begin()
         compiled = self.compile(self.with_gradients())
         try:
@@ -94,7 +108,7 @@ class Installed:
                 output = compiled(*args, **kwargs)
         except BackendCompilerFailed as failed:
             if isinstance(failed.inner_exception, FxrematError):
-                raise failed.inner_exception from None
+                raise failed.inner_exception.with_traceback(None) from None
             raise
         except TorchDynamoException as error:
             raise CaptureError(_explain(error)) from error

@@ -3,14 +3,16 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from fxremat.budget import format_bytes
-from fxremat.errors import FxrematError
+from fxremat.errors import FxrematError, InfeasibleBudgetError
 from fxremat.options import Options
 from fxremat.plan import Plan
 from fxremat.planning import baseline, floor_plan
 from fxremat.reporting import GraphReport, RematReport, graph_report, remat_report
+from fxremat.simulate import simulate
 
 
 @dataclass
@@ -23,6 +25,27 @@ class GraphRecord:
     notes: tuple[str, ...]
     differentiated: bool = True
     _report: GraphReport | None = None
+
+    @cached_property
+    def retained_peak_bytes(self) -> int:
+        """Peak of a backward that keeps what was saved, resident bytes included. [bytes]"""
+        return simulate(self.plan.problem, self.plan.schedule, retain_graph=True).peak_bytes
+
+    def check_retained(self) -> None:
+        """A backward with ``retain_graph=True`` is about to run.
+
+        Raises:
+            InfeasibleBudgetError: It would pass the budget.
+        """
+        if self.retained_peak_bytes > self.plan.budget_bytes:
+            raise InfeasibleBudgetError(
+                f"backward(retain_graph=True) keeps every saved value until it ends: that takes "
+                f"{self.retained_peak_bytes:,} bytes, more than the budget of "
+                f"{self.plan.budget_bytes:,} bytes. Raise the budget to {self.retained_peak_bytes:,} "
+                "bytes, or let the backward free the graph.",
+                self.plan.budget_bytes,
+                self.retained_peak_bytes,
+            )
 
     @property
     def report(self) -> GraphReport:

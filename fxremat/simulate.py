@@ -78,7 +78,7 @@ class _Copies:
         self.born: list[int] = []
         self.last: list[int] = []
         self.newest: dict[int, int] = {}
-        self.saved: set[int] = set()
+        self.saved: dict[int, int] = {}  # storage -> the copy that crosses into the backward
 
     def make(self, g: int, time: int) -> None:
         """A new copy of storage ``g``; later reads take it."""
@@ -93,7 +93,7 @@ class _Copies:
             return
         copy = self.hold(g, time)
         if self.born[copy] < self.entry < time:
-            self.saved.add(g)
+            self.saved[g] = copy
 
     def hold(self, g: int, time: int) -> int:
         """Somebody outside keeps the newest copy of ``g`` until then."""
@@ -105,12 +105,15 @@ class _Copies:
         return copy
 
 
-def simulate(problem: RematProblem, schedule: Schedule) -> Simulation:
+def simulate(
+    problem: RematProblem, schedule: Schedule, *, retain_graph: bool = False
+) -> Simulation:
     """Run a schedule on paper.
 
     Args:
         problem: The step.
         schedule: What runs; every read must find a copy made before it.
+        retain_graph: Autograd keeps what was saved until after the backward.
 
     Returns:
         Peak, timeline, saved storages and extra cost.
@@ -156,6 +159,9 @@ def simulate(problem: RematProblem, schedule: Schedule) -> Simulation:
     for g, copy in copies.newest.items():
         if storages[g].kind is Kind.TANGENT and copies.last[copy] == entry:
             copies.hold(g, end - 1)  # fx code frees an argument after its last use, or never
+    if retain_graph:
+        for copy in copies.saved.values():
+            copies.last[copy] = end
     return _account(problem, copies, transient, recompute_ns)
 
 

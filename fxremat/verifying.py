@@ -4,18 +4,19 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from fxremat.budget import Budget, format_bytes
+from fxremat.budget import format_bytes
 from fxremat.check import Check, Observed, bound_in_words, compare
 from fxremat.compiling import ReferenceTrace
 from fxremat.errors import VerificationError
 from fxremat.install import Installed
-from fxremat.options import make_options
+from fxremat.options import Options
 from fxremat.passes.meter import measure_peak
 from fxremat.session import Session
 
@@ -153,15 +154,14 @@ class _Verification:
 
     def __init__(
         self,
-        fn: Callable[..., Any],
+        target: Callable[..., Any],
+        module: nn.Module | None,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         loss: Callable[[Any], torch.Tensor],
-        options: Any,
+        options: Options,
     ) -> None:
-        module = fn if isinstance(fn, nn.Module) else getattr(fn, "__self__", None)
-        self.module = module if isinstance(module, nn.Module) else None
-        target = fn._call_impl if isinstance(fn, nn.Module) else getattr(fn, "__wrapped__", fn)
+        self.module = module
         self.args, self.kwargs, self.loss, self.options = args, kwargs, loss, options
         self.state = _State(self.module, args, kwargs)
         self.reference = Installed(target, self.module, options, trace=ReferenceTrace)
@@ -241,33 +241,47 @@ def verify(
     fn: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
-    budget: int | str | Budget,
     loss: Callable[[Any], torch.Tensor] | None,
     steps: int,
     repeats: int,
-    given: dict[str, Any],
+    options: Options,
 ) -> Check:
     """Compare and measure; see ``fxremat.verify``."""
-    options = make_options(budget, given)
-    check = _Verification(fn, args, kwargs or {}, loss or seeded_loss, options)
+    owner = fn if isinstance(fn, nn.Module) else getattr(fn, "__self__", None)
+    module = owner if isinstance(owner, nn.Module) else None
+    target = fn._call_impl if isinstance(fn, nn.Module) else getattr(fn, "__wrapped__", fn)
+    both = _Verification(target, module, args, kwargs or {}, loss or seeded_loss, options)
+    return _check(both, steps, repeats)
+
+
+def verify_call(
+    target: Callable[..., Any],
+    module: nn.Module | None,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    options: Options,
+) -> None:
+    """Check the arguments of one call before it runs.
+
+    Raises:
+        VerificationError: The planned step breaks a rule.
+    """
+    both = _Verification(target, module, args, kwargs, seeded_loss, replace(options, verify=False))
+    _check(both, steps=1, repeats=1).raise_if_broken()
+
+
+def _check(both: _Verification, steps: int, repeats: int) -> Check:
+    options = both.options
     try:
-        got = check.observe(check.planned, steps)
-        plan = check.planned.session.only_plan()
-        _room_for_reference(check.planned.session)
-        expected = check.observe(check.reference, steps)
-        peak_bytes, reserved_bytes = check.measure()
-        baseline_s, planned_s = check.times(max(1, repeats))
+        got = both.observe(both.planned, steps)
+        plan = both.planned.session.only_plan()
+        _room_for_reference(both.planned.session)
+        expected = both.observe(both.reference, steps)
+        peak_bytes, reserved_bytes = both.measure()
+        baseline_s, planned_s = both.times(max(1, repeats))
     finally:
-        check.state.put_back(with_gradients=True)
-    differing: dict[str, tuple[str, ...]] = {}
-    largest: dict[str, float] = {}
-    beyond: list[str] = []
-    for number, (one, other) in enumerate(zip(expected, got, strict=True)):
-        parts, differences, over = compare(one, other, options.executor)
-        label = "" if steps == 1 else f"step {number}: "
-        differing = {r: (*differing.get(r, ()), *(label + n for n in names)) for r, names in parts.items()}
-        largest |= {label + name: value for name, value in differences.items()}
-        beyond += [label + name for name in over]
+        both.state.put_back(with_gradients=True)
+    differing, largest, beyond = _compare_steps(expected, got, options.executor)
     resident_bytes = plan.problem.resident_bytes
     step_s = statistics.median(planned_s)
     return Check(
@@ -282,9 +296,26 @@ def verify(
         extra_calls=len(plan.schedule.forward) + len(plan.schedule.backward) - len(plan.problem.operations),
         max_abs_diff=largest,
         differing=differing,
-        beyond_bound=tuple(beyond),
+        beyond_bound=beyond,
         bound=bound_in_words(options.executor),
     )
+
+
+def _compare_steps(
+    expected: list[Observed], got: list[Observed], executor: str
+) -> tuple[dict[str, tuple[str, ...]], dict[str, float], tuple[str, ...]]:
+    """Compare several steps; with more than one, names say which."""
+    differing: dict[str, tuple[str, ...]] = {}
+    largest: dict[str, float] = {}
+    beyond: list[str] = []
+    for number, (one, other) in enumerate(zip(expected, got, strict=True)):
+        parts, differences, over = compare(one, other, executor)
+        label = "" if len(got) == 1 else f"step {number}: "
+        for rule, names in parts.items():
+            differing[rule] = (*differing.get(rule, ()), *(label + name for name in names))
+        largest |= {label + name: value for name, value in differences.items()}
+        beyond += [label + name for name in over]
+    return differing, largest, tuple(beyond)
 
 
 def _room_for_reference(session: Session) -> None:

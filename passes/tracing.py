@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch._dynamo.config as dynamo_config
 import torch._functorch.config as functorch_config
+from torch._C._autograd import _get_current_graph_task_keep_graph
 from torch._dynamo.eval_frame import innermost_backend
 from torch._dynamo.exc import BackendCompilerFailed, ShortenTraceback, TorchDynamoException
 from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
@@ -18,7 +19,7 @@ from fxremat.errors import FxrematError
 from fxremat.passes.joint import Joint
 
 __all__ = [
-    "BackendCompilerFailed", "TorchDynamoException", "backend_arguments", "compiling", "joint_of",
+    "BackendCompilerFailed", "TorchDynamoException", "backend_arguments", "compiling", "joint_of", "keeps_graph",
     "own_code", "shortened", "tracing",
 ]  # fmt: skip
 
@@ -89,6 +90,11 @@ def joint_of(module: torch.fx.GraphModule, num_forward_outputs: int) -> Joint:
         if node.meta.get("desc") in written
     )
     return Joint(module, num_forward_outputs, mutated, len(written))
+
+
+def keeps_graph() -> bool:
+    """Does the backward that runs now keep its graph (``retain_graph=True``)?"""
+    return bool(_get_current_graph_task_keep_graph())
 
 
 def own_code(function: types.FunctionType) -> types.FunctionType:

@@ -10,12 +10,13 @@ from functools import lru_cache
 
 from fxremat.problem import RematProblem
 from fxremat.simulate import Schedule
-from fxremat.solvers.search import Clock, Judged, Search
+from fxremat.solvers.search import Clock, Goal, Judged, Search
 from fxremat.solvers.within import starts, within
 
 _EFFORT = 12_000
-_HALVINGS = 5
+_HALVINGS = 3
 _LAST = 12  # how often to ask for one byte less
+_SHARES = (2, 4, 8, 16, 64)  # parts of the way down to try at once
 
 
 class _Key:
@@ -95,18 +96,15 @@ def _low(judged: Iterable[Judged]) -> list[Judged]:
 
 
 def _sink(search: Search, best: Judged, low_bytes: int, clock: Clock) -> Judged:
-    """Descend towards ever nearer targets below the best peak so far."""
-    share = 2
-    while share <= 1024 and not clock.up():
+    """Descend on the highest peak, then towards nearer and nearer targets below it."""
+    best = search.improve(best, Goal(0, summed=False), effort=_EFFORT, clock=clock)
+    for share in _SHARES:
         target = best.peak_bytes - max(1, (best.peak_bytes - low_bytes) // share)
-        if target < low_bytes:
+        if target < low_bytes or clock.up():
             break
-        found = search.improve(best, target, effort=_EFFORT, clock=clock)
-        if found.peak_bytes < best.peak_bytes:
-            best = found
-        else:
-            share *= 4
-    return best
+        found = search.improve(best, Goal(target), effort=_EFFORT, clock=clock)
+        best = min(best, found, key=_peak)
+    return search.improve(best, Goal(0, summed=False), effort=_EFFORT, clock=clock)
 
 
 def floor(problem: RematProblem, *, time_limit_s: float) -> Schedule:

@@ -4,7 +4,7 @@ from fxremat.plan import Solution
 from fxremat.problem import RematProblem
 from fxremat.solvers.bound import BOUND_CLASS, bound_ns
 from fxremat.solvers.floor import least, search_for
-from fxremat.solvers.search import Clock, Judged
+from fxremat.solvers.search import Clock, Goal, Judged
 from fxremat.solvers.within import within
 
 
@@ -27,7 +27,7 @@ def refine(problem: RematProblem, budget_bytes: int, *, time_limit_s: float) -> 
         lowest = least(problem, clock)
         if lowest.peak_bytes > budget_bytes:
             return Solution(None, message=f"the least peak is {lowest.peak_bytes:,} bytes")
-        found = search.improve(lowest, budget_bytes, effort=4000, clock=clock)
+        found = search.improve(lowest, Goal(budget_bytes), effort=4000, clock=clock)
     lower_bound_ns = bound_ns(problem, budget_bytes, time_limit_s=max(1.0, clock.left_s()))
     if lower_bound_ns is None:
         return Solution(search.schedule(found.saved), message="no bound")

@@ -36,12 +36,23 @@ class Prices:
     live_bytes: Ints
     forward_bytes: Ints
 
-    def above_bytes(self, excess_bytes: Ints, budget_bytes: int) -> Ints:
-        """Bytes above the budget, summed over positions, when chains hold that much more. [bytes]"""
-        backward: Ints = np.maximum(
-            self.live_bytes + (excess_bytes[:, None] - budget_bytes), 0
-        ).sum(axis=0)
-        return backward + np.maximum(self.forward_bytes - budget_bytes, 0)
+    def above_bytes(self, excess_bytes: Ints, budget_bytes: int, *, summed: bool) -> Ints:
+        """Bytes above the budget, when chains of replays hold that much more.
+
+        Args:
+            excess_bytes: What they hold at each position. [bytes]
+            budget_bytes: The budget. [bytes]
+            summed: Over all positions; otherwise at the highest.
+
+        Returns:
+            For each choice. [bytes]
+        """
+        live = self.live_bytes + (excess_bytes[:, None] - budget_bytes)
+        forward = np.maximum(self.forward_bytes - budget_bytes, 0)
+        if not summed:
+            return np.maximum(live.max(axis=0), forward)
+        backward: Ints = np.maximum(live, 0).sum(axis=0)
+        return backward + forward
 
 
 class Screen:

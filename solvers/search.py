@@ -41,17 +41,27 @@ class Judged:
     live_bytes: Ints = field(compare=False, repr=False)
     forward_bytes: int
 
-    def key(self, budget_bytes: int) -> tuple[int, int, int]:
-        """What is better is less: first within the budget, then cheap, then low.
-
-        How far a choice is above the budget is summed over all positions: lowering one of several
-        equal peaks is progress, though the highest stays.
-        """
-        above = 0
-        if self.peak_bytes > budget_bytes:
-            above = int(np.maximum(self.live_bytes - budget_bytes, 0).sum())
-            above += max(0, self.forward_bytes - budget_bytes)
+    def key(self, goal: "Goal") -> tuple[int, int, int]:
+        """What is better is less: first within the budget, then cheap, then low."""
+        above = max(0, self.peak_bytes - goal.budget_bytes)
+        if above and goal.summed:
+            above = int(np.maximum(self.live_bytes - goal.budget_bytes, 0).sum())
+            above += max(0, self.forward_bytes - goal.budget_bytes)
         return above, self.recompute_ns, self.peak_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What a search wants.
+
+    Attributes:
+        budget_bytes: The budget, resident bytes included. [bytes]
+        summed: Measure how far a choice is above the budget by the sum over all positions, so that
+            lowering one of several equal peaks is progress; otherwise by the highest alone.
+    """
+
+    budget_bytes: int
+    summed: bool = True
 
 
 class Clock:
@@ -119,14 +129,12 @@ class Search:
         excess: Ints = np.maximum(judged.live_bytes - priced, 0)
         return excess
 
-    def improve(
-        self, start: Judged, budget_bytes: int, *, effort: int, clock: Clock
-    ) -> Judged:
+    def improve(self, start: Judged, goal: Goal, *, effort: int, clock: Clock) -> Judged:
         """Go downhill from a choice.
 
         Args:
             start: Where to begin; it may be above the budget.
-            budget_bytes: The budget, resident bytes included. [bytes]
+            goal: The budget, and how to measure what is above it.
             effort: How many choices to price at most.
             clock: When to stop in any case.
 
@@ -134,9 +142,9 @@ class Search:
             The best choice met; ``start`` if none is better.
         """
         best = self.used(start)
-        best = min(best, start, key=lambda judged: judged.key(budget_bytes))
+        best = min(best, start, key=lambda judged: judged.key(goal))
         while effort > 0 and not clock.up():
-            found, spent = self._round(best, budget_bytes, effort)
+            found, spent = self._round(best, goal, effort)
             effort -= spent
             if found is best:
                 break
@@ -145,28 +153,28 @@ class Search:
 
     # One round ------------------------------------------------------------------------------
 
-    def _round(self, best: Judged, budget_bytes: int, effort: int) -> tuple[Judged, int]:
+    def _round(self, best: Judged, goal: Goal, effort: int) -> tuple[Judged, int]:
         """Try all neighbours once: single flips and slides first, then exchanges."""
         excess = self.excess_bytes(best)
         singles = self._singles(best.saved)
-        keys, costs = self._price(singles, excess, budget_bytes)
-        found = self._verify(best, singles, keys, budget_bytes)
+        keys, costs = self._price(singles, excess, goal)
+        found = self._verify(best, singles, keys, goal)
         if found is not best:
             return found, len(singles)
         pairs = self._exchanges(best, singles, costs, min(effort, 4096))
-        keys, _ = self._price(pairs, excess, budget_bytes)
-        found = self._verify(best, pairs, keys, budget_bytes)
+        keys, _ = self._price(pairs, excess, goal)
+        found = self._verify(best, pairs, keys, goal)
         return found, len(singles) + len(pairs)
 
     def _price(
-        self, choices: Sequence[frozenset[int]], excess: Ints, budget_bytes: int
+        self, choices: Sequence[frozenset[int]], excess: Ints, goal: Goal
     ) -> tuple[list[tuple[int, int]], list[int]]:
         """Screen choices: (bytes above the budget, summed; cost), and the cost alone."""
         keys: list[tuple[int, int]] = []
         costs: list[int] = []
         for start in range(0, len(choices), _BATCH):
             prices = self.screen.price(self.screen.flags(choices[start : start + _BATCH]))
-            above = prices.above_bytes(excess, budget_bytes)
+            above = prices.above_bytes(excess, goal.budget_bytes, summed=goal.summed)
             keys.extend(zip(above.tolist(), prices.recompute_ns.tolist(), strict=True))
             costs.extend(prices.recompute_ns.tolist())
         return keys, costs
@@ -176,10 +184,10 @@ class Search:
         best: Judged,
         choices: Sequence[frozenset[int]],
         keys: Sequence[tuple[int, int]],
-        budget_bytes: int,
+        goal: Goal,
     ) -> Judged:
         """Show the most promising neighbours to the simulator; combine those that hold."""
-        base = best.key(budget_bytes)
+        base = best.key(goal)
         order = sorted(range(len(choices)), key=lambda i: (keys[i], i))
         first = best
         shown = 0
@@ -193,7 +201,7 @@ class Search:
                 continue
             shown += 1
             judged = self.judge(merged)
-            if judged.key(budget_bytes) < best.key(budget_bytes):
+            if judged.key(goal) < best.key(goal):
                 best = judged
         return best
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from fxremat.solvers.block import block_choice
 from fxremat.solvers.ilp import Residency, Selection
-from fxremat.solvers.search import Clock, Judged, Search
+from fxremat.solvers.search import Clock, Goal, Judged, Search
 from fxremat.solvers.stages import cut
 
 _STAGES, _REACH = 48, 4
@@ -46,18 +46,19 @@ def within(
     if seeds[0].peak_bytes <= budget_bytes:
         return seeds[0]
 
-    def key(judged: Judged) -> tuple[int, int, int]:
-        return judged.key(budget_bytes)
+    goal = Goal(budget_bytes)
 
-    found = [_descend(search, judged, budget_bytes, clock) for judged in _modelled(search, budget_bytes, clock)]
+    def key(judged: Judged) -> tuple[int, int, int]:
+        return judged.key(goal)
+
+    def descend(judged: Judged) -> Judged:
+        return search.improve(judged, goal, effort=_EFFORT, clock=clock)
+
+    found = [descend(judged) for judged in _modelled(search, budget_bytes, clock)]
     if not any(judged.peak_bytes <= budget_bytes for judged in found):
-        found += [_descend(search, judged, budget_bytes, clock) for judged in sorted(seeds, key=key)[:2]]
+        found += [descend(judged) for judged in sorted(seeds, key=key)[:2]]
     best = min([*found, *seeds], key=key)
     return best if best.peak_bytes <= budget_bytes else None
-
-
-def _descend(search: Search, judged: Judged, budget_bytes: int, clock: Clock) -> Judged:
-    return search.improve(judged, budget_bytes, effort=_EFFORT, clock=clock)
 
 
 def _modelled(search: Search, budget_bytes: int, clock: Clock) -> list[Judged]:
