@@ -8,9 +8,11 @@ from torch import fx
 from fxremat.compiling import Backend
 from fxremat.errors import BudgetError, OptionError
 from fxremat.options import make_options
+from fxremat.passes.tangents import tangents_held
 from fxremat.passes.tracing import backend_arguments, shortened
-from fxremat.reserve import reserve_bytes
 from fxremat.session import Session
+
+tangents_held()  # torch.compile loads this module before it traces, and inside a trace is too late
 
 _sessions: dict[int, tuple[object, Session]] = {}
 
@@ -32,8 +34,8 @@ def fxremat(graph: fx.GraphModule, inputs: Sequence[Any], *, options: dict[str, 
     with shortened():
         session = _session(options)
         session.ran = []
-        reserve = reserve_bytes(session.options.reserve)
-        return Backend(session, tuple, lambda: reserve)(graph, inputs)
+        held = session.options.gradients == "held"
+        return Backend(session, with_gradients=held)(graph, inputs)
 
 
 def _session(options: dict[str, Any] | None) -> Session:

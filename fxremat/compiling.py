@@ -19,6 +19,7 @@ from fxremat.passes.tracing import compiling, joint_of, keeps_graph
 from fxremat.pipeline import Planned, partition, tangents
 from fxremat.plan import Plan, Solution, make_plan
 from fxremat.problem import RematProblem
+from fxremat.reserve import reserve_bytes
 from fxremat.session import GraphRecord, Session, tangent_note
 from fxremat.simulate import Schedule
 
@@ -31,7 +32,8 @@ class Backend:
     Args:
         session: Where plans are kept.
         held: Tensors that the step's device holds besides the graph's inputs.
-        more_bytes: Reserve, and gradients that exist when the step begins. [bytes]
+        with_gradients: Parameters have gradients when the step begins; False: count those that
+            are there when the graph is compiled, unless the options say that they are freed.
         trace: What takes a graph through AOTAutograd.
     """
 
@@ -39,14 +41,14 @@ class Backend:
         self,
         session: Session,
         held: Callable[[], Iterable[torch.Tensor]] = tuple,
-        more_bytes: Callable[[], int] = int,
+        with_gradients: bool = False,
         trace: "type[Trace] | None" = None,
     ) -> None:
         self.session = session
         self.trace = trace or Trace
         self.held = held
-        self.more_bytes = more_bytes
-        self.__name__ = "fxremat"
+        self.with_gradients = with_gradients
+        self.__name__ = "fxremat"  # Dynamo shows it in its messages
 
     def __call__(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compile a graph that Dynamo captured."""
@@ -57,7 +59,12 @@ class Backend:
         self.session.on_inputs(list(zip(names, inputs, strict=True)))
         given = [value for value in inputs if isinstance(value, torch.Tensor)]
         device = device_of(given)
-        total_bytes = bytes_on(device, [*given, *self.held()]) + self.more_bytes()
+        resident = [*given, *self.held()]
+        total_bytes = bytes_on(device, resident) + reserve_bytes(options.reserve)
+        if self.with_gradients:
+            total_bytes += expected_gradient_bytes(device, resident)
+        elif options.gradients == "auto":
+            total_bytes += bytes_on(device, gradients_of(resident))
         trace = self.trace(self.session, device, total_bytes)
         with compiling():
             if options.executor == "inductor":
@@ -191,6 +198,21 @@ def bytes_on(device: torch.device, tensors: Iterable[torch.Tensor]) -> int:
             storage = tensor.untyped_storage()
             sizes[storage._cdata] = round_up(storage.nbytes(), device)
     return sum(sizes.values())
+
+
+def gradients_of(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """The gradients that exist now."""
+    return [t.grad for t in tensors if t.is_leaf and t.grad is not None]
+
+
+def expected_gradient_bytes(device: torch.device, tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of a gradient for every parameter, and of those that other tensors have now. [bytes]"""
+    trainable = {id(t): t for t in tensors if t.is_leaf and t.requires_grad and t.device == device}
+    return sum(
+        round_up(t.numel() * t.element_size(), device)
+        for t in trainable.values()
+        if isinstance(t, torch.nn.Parameter) or t.grad is not None
+    )
 
 
 def _identity(options: Any) -> str:

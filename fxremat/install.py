@@ -3,17 +3,18 @@
 import functools
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from fxremat.backend import compiled_session
-from fxremat.compiling import Backend, Trace, bytes_on
+from fxremat.compiling import Backend, Trace, bytes_on, gradients_of
 from fxremat.errors import CaptureError, FxrematError, OptionError
 from fxremat.options import Options
 from fxremat.passes.select import mark
+from fxremat.passes.tangents import tangents_held
 from fxremat.passes.tracing import (
     BackendCompilerFailed,
     TorchDynamoException,
@@ -21,7 +22,6 @@ from fxremat.passes.tracing import (
     tracing,
 )
 from fxremat.reporting import RematReport
-from fxremat.reserve import reserve_bytes
 from fxremat.session import Session
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -42,6 +42,7 @@ class Installed:
         self.owner = None if owner is None else weakref.ref(owner)
         self.session = Session(options, name=_name(owner if owner is not None else target))
         self.compiled: dict[bool, Callable[..., Any]] = {}
+        self.graph_inputs: dict[int, weakref.ref[torch.Tensor]] = {}  # leaves, by id
         self.completed = False
         self.verify_next = options.verify
 
@@ -52,9 +53,16 @@ class Installed:
             yield from module.parameters()
             yield from module.buffers()
 
+    def remember(self, inputs: Sequence[Any]) -> None:
+        """Inputs of a graph that may have gradients: of a function, its parameters are among them."""
+        for value in inputs:
+            if isinstance(value, torch.Tensor) and value.is_leaf and value.requires_grad:
+                self.graph_inputs[id(value)] = weakref.ref(value)
+
     def gradient_bytes(self) -> int:
         """Bytes of the gradients that exist now. [bytes]"""
-        found = [p.grad for p in self.tensors() if p.grad is not None]
+        inputs = [value for ref in self.graph_inputs.values() if (value := ref()) is not None]
+        found = gradients_of([*self.tensors(), *inputs])
         return bytes_on(found[0].device, found) if found else 0
 
     def with_gradients(self) -> bool:
@@ -72,17 +80,17 @@ class Installed:
     def compile(self, with_gradients: bool) -> Callable[..., Any]:
         """The compiled callable for one of the two kinds of step."""
         if with_gradients not in self.compiled:
+            tangents_held()  # cannot be asked inside a trace
             options = self.session.options
+            backend = Backend(self.session, self.tensors, with_gradients, self.trace)
 
-            def more_bytes() -> int:
-                trainable = [p for p in self.tensors() if p.requires_grad]
-                held = bytes_on(trainable[0].device, trainable) if trainable and with_gradients else 0
-                return reserve_bytes(options.reserve) + held
+            def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+                self.remember(inputs)
+                return backend(graph, inputs)
 
-            backend = Backend(self.session, self.tensors, more_bytes, self.trace)
             traced = _traced(self.target, options)
             self.compiled[with_gradients] = torch.compile(
-                traced, backend=backend, fullgraph=options.fullgraph, dynamic=False
+                traced, backend=compile_graph, fullgraph=options.fullgraph, dynamic=False
             )
         return self.compiled[with_gradients]
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from fxremat.budget import Budget, parse_budget
+from fxremat.budget import Budget, parse_budget, parse_bytes
 from fxremat.costtable import CostTable
 from fxremat.errors import OptionError
 from fxremat.solvers import SOLVERS
@@ -54,6 +54,9 @@ class Options:
                 "in_flight",
                 self.in_flight,
             )
+        _check_keys(self.differentiate)
+        if not hasattr(self.reserve, "param_groups"):  # an optimizer is asked for its state later
+            parse_bytes(self.reserve, "reserve")
         if not isinstance(self.time_limit_s, int | float) or not self.time_limit_s > 0:
             raise OptionError(
                 f"time_limit_s={self.time_limit_s!r}: give seconds above 0.", "time_limit_s", self.time_limit_s
@@ -80,6 +83,17 @@ def _check(name: str, value: object, known: tuple[Any, ...]) -> None:
             hint = " Each new shape is traced and planned by itself."
         raise OptionError(
             f"{name}={value!r} does not exist; those that do: {names}.{hint}", name, value, known
+        )
+
+
+def _check_keys(differentiate: object) -> None:
+    keys = differentiate if isinstance(differentiate, tuple) else (differentiate,)
+    if not keys or any(isinstance(key, bool) or not isinstance(key, str | int) for key in keys):
+        raise OptionError(
+            f"differentiate={differentiate!r}: name an entry of the output by its key, attribute or "
+            "position, or several in a tuple; 'all' stands for every one.",
+            "differentiate",
+            differentiate,
         )
 
 

@@ -24,6 +24,7 @@ from fxremat.passes.rewrite import rewrite
 from fxremat.passes.roofline import roofline_costs
 from fxremat.passes.split import Split, split
 from fxremat.passes.storages import is_held_by_caller
+from fxremat.passes.tangents import tangents_held
 from fxremat.plan import Plan
 from fxremat.planning import make
 from fxremat.problem import RematProblem
@@ -107,6 +108,7 @@ def pose(
     problem = replace(
         problem,
         in_flight=options.in_flight,
+        tangents_held=tangents_held(),
         costs=table.kind,
         device=str(device),
         name=name,

@@ -112,6 +112,7 @@ class RematProblem:
         gradients: Storages that the backward hands to autograd.
         resident_bytes: Parameters, buffers, inputs, existing gradients and reserve. [bytes]
         outputs_held: The caller keeps the outputs until the backward ends.
+        tangents_held: Autograd keeps the tangents until the backward ends, read or not.
         in_flight: Forwards alive at once before their backwards.
         costs: Where the costs come from: "measured", "roofline", "uniform" or a table's name.
         device: The device that the costs and sizes are of, such as "cpu".
@@ -126,6 +127,7 @@ class RematProblem:
     gradients: tuple[int, ...]
     resident_bytes: int = 0
     outputs_held: bool = True
+    tangents_held: bool = False
     in_flight: int = 1
     costs: str = "uniform"
     device: str = "cpu"

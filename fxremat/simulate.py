@@ -157,8 +157,9 @@ def simulate(
     for g in problem.gradients:
         copies.read(g, end)
     for g, copy in copies.newest.items():
-        if storages[g].kind is Kind.TANGENT and copies.last[copy] == entry:
-            copies.hold(g, end - 1)  # fx code frees an argument after its last use, or never
+        unread = copies.last[copy] == entry  # fx code frees an argument after its last use, or never
+        if storages[g].kind is Kind.TANGENT and (unread or problem.tangents_held):
+            copies.hold(g, end - 1)
     if retain_graph:
         for copy in copies.saved.values():
             copies.last[copy] = end

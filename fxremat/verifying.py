@@ -5,6 +5,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -28,13 +29,14 @@ class _Seed(torch.autograd.Function):
     """A loss whose gradients are fixed random weights; it allocates nothing but those.
 
     It stands for the weighted sum of the outputs: the gradients are those of that sum, without the
-    products that the sum would leave in memory. Its value is a view of one element.
+    products that the sum would leave in memory. Its value is a view of a tensor that is there
+    already, so that it does not hold an output which the caller releases.
     """
 
     @staticmethod
-    def forward(ctx: Any, *outputs: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, value: torch.Tensor, *outputs: torch.Tensor) -> torch.Tensor:
         ctx.shapes = [(o.size(), o.stride(), o.dtype, o.device) for o in outputs]
-        return outputs[0].as_strided((), ())
+        return value.view(())
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
@@ -43,7 +45,13 @@ class _Seed(torch.autograd.Function):
             generator = torch.Generator(device).manual_seed(SEED + number)
             weight = torch.empty_strided(size, stride, dtype=dtype, device=device)
             weights.append(weight.normal_(generator=generator))
-        return tuple(weights)
+        return None, *weights
+
+
+@lru_cache(maxsize=8)
+def _unit(device: torch.device) -> torch.Tensor:
+    """The value of every seeded loss on a device, and its gradient."""
+    return torch.ones((), device=device)
 
 
 def seeded_loss(output: Any) -> torch.Tensor:
@@ -54,7 +62,7 @@ def seeded_loss(output: Any) -> torch.Tensor:
             "no output requires a gradient, so there is no backward to verify. Call the model in "
             "training mode, with gradients on."
         )
-    loss: torch.Tensor = _Seed.apply(*wanted)
+    loss: torch.Tensor = _Seed.apply(_unit(wanted[0].device), *wanted)
     return loss
 
 
@@ -78,10 +86,14 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 class _State:
-    """Everything a step may change, so that it can be put back."""
+    """Everything a step may change, so that it can be put back.
 
-    def __init__(self, module: nn.Module | None, args: Any, kwargs: Any) -> None:
+    Steps begin without gradients, or with zeros for parameters where ``held`` says so.
+    """
+
+    def __init__(self, module: nn.Module | None, args: Any, kwargs: Any, *, held: bool) -> None:
         self.module = module
+        self.held = held
         self.arguments = dict(enumerate(tensors_in((args, kwargs))))
         self.tensors: dict[str, torch.Tensor] = {f"input {i}": t for i, t in self.arguments.items()}
         self.kept: dict[str, torch.Tensor] = {}
@@ -102,20 +114,32 @@ class _State:
     def add(self, found: Sequence[tuple[str, Any]]) -> None:
         """Also watch what a trace found to be the inputs of its graph."""
         known = {id(tensor) for tensor in self.tensors.values()}
-        for name, value in found:
-            if isinstance(value, torch.Tensor) and id(value) not in known:
-                self.tensors[f"graph input {name}"] = value
+        new = [(n, v) for n, v in found if isinstance(v, torch.Tensor) and id(v) not in known]
+        self.tensors |= {f"graph input {name}": value for name, value in new}
         self.keep()
+        for _, tensor in new:
+            self.clear(tensor)
 
-    def put_back(self, *, with_gradients: bool, held: bool = False) -> None:
-        """As it was; without gradients unless asked, with zeros where a step is to find some."""
+    def clear(self, tensor: torch.Tensor) -> None:
+        """Give a tensor the gradient that a step is to find."""
+        if tensor.is_leaf:
+            zeros = self.held and tensor.requires_grad and isinstance(tensor, nn.Parameter)
+            tensor.grad = torch.zeros_like(tensor) if zeros else None
+
+    def put_back(self) -> None:
+        """As it was, with the gradients that a step is to find."""
         with torch.no_grad():
             for name, tensor in self.tensors.items():
                 tensor.detach().copy_(self.kept[name])
-                if tensor.is_leaf:
-                    grad = self.gradients[name] if with_gradients else None
-                    tensor.grad = torch.zeros_like(tensor) if held and tensor.requires_grad else grad
+                self.clear(tensor)
         set_generator_states(self.generators)
+
+    def restore(self) -> None:
+        """As it was, with the gradients that were there."""
+        self.put_back()
+        for name, tensor in self.tensors.items():
+            if tensor.is_leaf:
+                tensor.grad = self.gradients[name]
 
     def observe(self, output: Any) -> Observed:
         """What a step has left, on copies."""
@@ -163,12 +187,10 @@ class _Verification:
     ) -> None:
         self.module = module
         self.args, self.kwargs, self.loss, self.options = args, kwargs, loss, options
-        self.state = _State(self.module, args, kwargs)
+        self.state = _State(self.module, args, kwargs, held=options.gradients == "held")
         self.reference = Installed(target, self.module, options, trace=ReferenceTrace)
         self.planned = Installed(target, self.module, options)
         self.reference.session.on_inputs = self.planned.session.on_inputs = self.state.add
-        self.held = options.gradients == "held"
-        self.seed_gradient: torch.Tensor | None = None
 
     def step(self, call: Installed) -> Any:
         """One forward and backward."""
@@ -177,21 +199,15 @@ class _Verification:
         if self.options.outputs == "released":
             output = None
         if self.loss is seeded_loss:  # its gradient is no part of the step
-            torch.autograd.backward(loss, self.unit(loss))
+            torch.autograd.backward(loss, _unit(loss.device))
         else:
             loss.backward()
         return output
 
-    def unit(self, loss: torch.Tensor) -> torch.Tensor:
-        """A gradient for the seeded loss, made once."""
-        if self.seed_gradient is None:
-            self.seed_gradient = torch.ones_like(loss)
-        return self.seed_gradient
-
     def observe(self, call: Installed, steps: int) -> list[Observed]:
         """Several steps from the kept state, with a plain gradient step between them."""
         found = []
-        self.state.put_back(with_gradients=False, held=self.held)
+        self.state.put_back()
         for _ in range(steps):
             output = self.step(call)
             found.append(self.state.observe(output))
@@ -206,11 +222,11 @@ class _Verification:
                 if tensor.is_leaf and tensor.grad is not None:
                     if name.startswith("parameter"):
                         tensor -= LEARNING_RATE * tensor.grad
-                    tensor.grad = torch.zeros_like(tensor) if self.held else None
+                    self.state.clear(tensor)
 
     def measure(self) -> tuple[int, int]:
         """Peak and reserved bytes of a warm planned step, above what was there before it. [bytes]"""
-        self.state.put_back(with_gradients=False, held=self.held)
+        self.state.put_back()
         gc.collect()
         kept: list[Any] = []
         peak = measure_peak(lambda: kept.append(self.step(self.planned)))
@@ -222,7 +238,7 @@ class _Verification:
         planned_s: list[float] = []
         for _ in range(repeats):
             for call, found in ((self.reference, baseline_s), (self.planned, planned_s)):
-                self.state.put_back(with_gradients=False, held=self.held)
+                self.state.put_back()
                 synchronise()
                 start_s = time.perf_counter()
                 self.step(call)
@@ -280,7 +296,7 @@ def _check(both: _Verification, steps: int, repeats: int) -> Check:
         peak_bytes, reserved_bytes = both.measure()
         baseline_s, planned_s = both.times(max(1, repeats))
     finally:
-        both.state.put_back(with_gradients=True)
+        both.state.restore()
     differing, largest, beyond = _compare_steps(expected, got, options.executor)
     resident_bytes = plan.problem.resident_bytes
     step_s = statistics.median(planned_s)

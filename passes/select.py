@@ -55,7 +55,8 @@ def _entry(output: Any, key: Key) -> Any:
     if isinstance(output, Mapping) and key in output:
         return output[key]
     if isinstance(key, str):
-        return getattr(output, key, None)
+        named = not isinstance(output, Mapping | tuple | list) or key in getattr(output, "_fields", ())
+        return getattr(output, key, None) if named else None
     if isinstance(output, Mapping):
         values = list(output.values())
         return values[key] if -len(values) <= key < len(values) else None

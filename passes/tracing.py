@@ -40,6 +40,20 @@ for _owner, _name in (
         )
 
 
+class _Unlisted(set[Callable[..., Any]]):
+    """A set that does not tell its members.
+
+    torch 2.11 sorts every set among Dynamo's settings to log them, and functions have no order. It
+    asks ``in`` for methods of loggers; only plain functions are looked for by iterating.
+    """
+
+    def __iter__(self) -> Iterator[Callable[..., Any]]:
+        return iter(())
+
+
+SORTS_SETTINGS = torch.__version__.startswith("2.11")
+
+
 def _logging_functions() -> set[Callable[..., Any]]:
     """Calls that write a log line and compute nothing; Dynamo may leave them out of the graph.
 
@@ -47,14 +61,15 @@ def _logging_functions() -> set[Callable[..., Any]]:
     """
     names = ("debug", "info", "warning", "error", "exception", "critical", "log", "warning_once", "info_once")
     found = {getattr(logging.Logger, name) for name in names if hasattr(logging.Logger, name)}
-    return found | {warnings.warn}
+    found |= {warnings.warn, *dynamo_config.ignore_logging_functions}
+    return _Unlisted(found) if SORTS_SETTINGS else found
 
 
 @contextlib.contextmanager
 def tracing() -> Iterator[None]:
     """Settings under which Dynamo traces for fxremat: one graph, whatever is logged on the way."""
     with warnings.catch_warnings(), dynamo_config.patch(
-        ignore_logging_functions=dynamo_config.ignore_logging_functions | _logging_functions(),
+        ignore_logging_functions=_logging_functions(),
         recompile_limit=RECOMPILE_LIMIT,
         accumulated_recompile_limit=8 * RECOMPILE_LIMIT,
         optimize_ddp=False,  # DDP would cut the graph into buckets, each with a plan of its own

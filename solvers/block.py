@@ -74,7 +74,11 @@ def _cuts(problem: RematProblem) -> frozenset[int]:
             if problem.storages[g].kind is Kind.VALUE
         )
     found = sorted(
-        {problem.storages[g].producer for what, g in nx.articulation_points(graph) if what == "storage"}
+        {
+            problem.storages[g].producer
+            for what, g in nx.articulation_points(graph)
+            if what == "storage"
+        }
     )
     wanted = min(len(found), math.isqrt(problem.num_forward))
     if not wanted:

@@ -104,7 +104,9 @@ class _Relaxation:
         for q, replay in enumerate(self.problem.replays):
             for u in replay.reads:
                 if u in self.s:
-                    self._row(0.0, math.inf, [(self.s[u], 1.0), *self._makers(u), (self.y[q], -1.0)])
+                    self._row(
+                        0.0, math.inf, [(self.s[u], 1.0), *self._makers(u), (self.y[q], -1.0)]
+                    )
 
     def _entry(self) -> None:
         """3. At the entry of the backward all kept copies are held."""

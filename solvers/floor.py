@@ -68,7 +68,9 @@ def least(problem: RematProblem, clock: Clock) -> Judged:
 
 def _find(search: Search, clock: Clock) -> Judged:
     """Descend, bisect with the model, and ask for one byte less until there is nothing."""
-    low = max(max(search.screen.needs.fixed_bytes), max(search.screen.needs.forward_bytes, default=0))
+    low = max(
+        max(search.screen.needs.fixed_bytes), max(search.screen.needs.forward_bytes, default=0)
+    )
     best = min((_sink(search, s, low, clock) for s in _low(starts(search))[:2]), key=_peak)
     for _ in range(_HALVINGS):
         middle = (low + best.peak_bytes) // 2

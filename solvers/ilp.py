@@ -166,8 +166,7 @@ class Residency:
             ]
             for g in self.problem.replays[r].creates:
                 several = (
-                    len(self.problem.replays[r].creates) > 1
-                    or len(self.problem.replays_of[g]) > 1
+                    len(self.problem.replays[r].creates) > 1 or len(self.problem.replays_of[g]) > 1
                 )
                 if not several or g not in self.s:
                     self.m[r, g] = self.y[r]
@@ -275,7 +274,9 @@ class Residency:
         rows: dict[tuple[int, ...], list[tuple[mathopt.Variable, float]]] = {}
         for at in {max(stage - 1, -1), stage}:
             made = self._made(g, at)
-            later = [] if total == made else [*((v, 1.0) for v in total), *((v, -1.0) for v in made)]
+            later = (
+                [] if total == made else [*((v, 1.0) for v in total), *((v, -1.0) for v in made)]
+            )
             for q in self.needs.consumers.get(g, ()):
                 done, runs = self._run(q, at), self._run(q, last)
                 if runs and runs != done:

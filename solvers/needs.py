@@ -69,13 +69,14 @@ def _find_needs(key: "_Same") -> Needs:
             consumers.setdefault(g, []).append(index)
 
     outputs = {g for g in problem.outputs if problem.storages[g].kind is Kind.VALUE}
+    updates = {g for g in problem.updates if problem.storages[g].kind is Kind.VALUE}
     held = outputs if problem.outputs_held else set()
     candidates = [g for g in _forward_values(problem) if g in positions or g in consumers]
     kept = {g for g in candidates if g in positions and g not in problem.replays_of}
     fixed, entry = _backward_bytes(problem, positions, held)
     optional = _optional(problem)
     flight_bytes = (problem.in_flight - 1) * sum(problem.storages[g].size_bytes for g in held)
-    forward, last = _forward_bytes(problem, set(optional), outputs, flight_bytes)
+    forward, last = _forward_bytes(problem, set(optional), outputs | updates, flight_bytes)
     return Needs(
         num_positions=number,
         candidates=tuple(g for g in candidates if g not in held),
@@ -136,14 +137,12 @@ def _backward_bytes(
     for g, storage in enumerate(problem.storages):
         if storage.kind is Kind.TANGENT:
             tangent += storage.size_bytes
-            if positions.get(g, [0])[-1] == number:
-                change[number] += storage.size_bytes
+            change[0] += storage.size_bytes  # freed after its last use, or never
+            change[positions.get(g, [number - 1])[-1] + 1] -= storage.size_bytes
         elif storage.producer >= problem.num_forward:
             born = storage.producer - problem.num_forward
             change[born] += storage.size_bytes
             change[max(positions.get(g, [born])[-1], born) + 1] -= storage.size_bytes
-    change[0] += tangent
-    change[number] -= tangent
     fixed, level = [], base
     for position in range(number + 1):
         level += change[position]
@@ -154,7 +153,7 @@ def _backward_bytes(
 
 def _optional(problem: RematProblem) -> tuple[int, ...]:
     """Forward operations that neither an output nor an effect needs."""
-    wanted = set(problem.outputs)
+    wanted = {*problem.outputs, *problem.updates}
     found: list[int] = []
     for index in reversed(range(problem.num_forward)):
         operation = problem.operations[index]

@@ -20,6 +20,7 @@ from fxremat.simulate import Schedule, simulate
 from fxremat.solvers.screen import Ints, Screen
 
 _BATCH = 512
+_FEW = 9  # values up to which every choice is priced
 _VERIFY = 24  # neighbours that one round shows to the simulator
 
 
@@ -150,6 +151,23 @@ class Search:
                 break
             best = found
         return best
+
+    def all_choices(self, goal: Goal) -> list[Judged]:
+        """The best of all choices, where they are few; otherwise nothing."""
+        free = [g for g in self.screen.columns if g not in self.kept]
+        if len(free) > _FEW:
+            return []
+        subsets = [
+            frozenset(g for bit, g in enumerate(free) if number >> bit & 1)
+            for number in range(2 ** len(free))
+        ]
+        none = np.zeros(self.screen.needs.num_positions + 2, dtype=np.int64)
+        keys, _ = self._price(subsets, none, goal)
+        for index in sorted(range(len(subsets)), key=lambda i: (keys[i], i)):
+            judged = self.judge(subsets[index])
+            if judged.peak_bytes <= goal.budget_bytes:
+                return [judged]
+        return []
 
     # One round ------------------------------------------------------------------------------
 

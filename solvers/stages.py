@@ -41,9 +41,7 @@ class Stages:
         return tuple(found)
 
 
-def cut(
-    problem: RematProblem, needs: Needs, number: int, extra: Collection[int] = ()
-) -> Stages:
+def cut(problem: RematProblem, needs: Needs, number: int, extra: Collection[int] = ()) -> Stages:
     """Cut where the bytes that are first or last read pile up.
 
     Args:

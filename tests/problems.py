@@ -293,7 +293,11 @@ def transformer(
         v["p"] = model.unary(f"softmax_{layer}", [v["s"]], scores, f"{block}.attn")
         v["pd"], v["pm"] = dropout(f"attn_drop_{layer}", v["p"], scores, f"{block}.attn")
         (v["a"],) = tape.run(
-            f"attend_{layer}", [v["pd"], v["v"]], [model.odd(unit)], score_ns, module=f"{block}.attn"
+            f"attend_{layer}",
+            [v["pd"], v["v"]],
+            [model.odd(unit)],
+            score_ns,
+            module=f"{block}.attn",
         )
         v["c"] = model.unary(f"merge_{layer}", [v["a"]], 1, f"{block}.attn")
         v["proj"] = model.linear(f"proj_{layer}", [v["c"]], 1, 1, f"{block}.attn.c_proj")
@@ -330,9 +334,7 @@ def transformer(
     for layer in reversed(range(layers)):
         grad = _layer_backward(model, layer, kept[layer], grad, scores, context)
     grad = model.unary("embed_drop_back", [grad, embed_mask], 1, "")
-    model.gradients += tape.run(
-        "embed_back", [grad], [model.odd(4 * vocabulary * width)], 300_000
-    )
+    model.gradients += tape.run("embed_back", [grad], [model.odd(4 * vocabulary * width)], 300_000)
     return tape.problem(
         [loss],
         model.gradients,
