@@ -34,7 +34,7 @@ from fxremat.check import same_bits
 from fxremat.passes.boxed import boxed
 from fxremat.passes.reference import reference_partition
 from fxremat.passes.tracing import compiling, own_code, tracing
-from fxremat.planning import baseline, floor_plan
+from fxremat.planning import baseline_peak_bytes, floor_plan
 
 try:
     from transformers import GPT2Config, GPT2LMHeadModel
@@ -47,7 +47,10 @@ Partition = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
 SEED = 7
 LEARNING_RATE = 0.1
 STEPS = 2  # compared bit for bit; a difference in the first one's gradients shows in the second
-KNOBS = (0.5, 0.2)  # of torch's activation_memory_budget, a share of its own measure of what is saved
+KNOBS = (
+    0.5,
+    0.2,
+)  # of torch's activation_memory_budget, a share of its own measure of what is saved
 START_S = time.perf_counter()
 
 
@@ -219,16 +222,24 @@ def budgets(model: nn.Module, tokens: torch.Tensor, options: argparse.Namespace)
         differentiate="loss",
         cache_dir=options.cache_dir,
     )
-    peak_bytes = baseline(problem).peak_bytes
+    peak_bytes = baseline_peak_bytes(problem)
     say(f"peak {format_bytes(peak_bytes)}; looking for the least that can be planned")
     floor_bytes = floor_plan(problem, options.time_limit).peak_bytes
-    say(f"floor {format_bytes(floor_bytes)}, of which {format_bytes(problem.resident_bytes)} are resident")
-    shares = {f"fxremat, {share} % of the peak": peak_bytes * share // 100 for share in (90, 70, 50)}
+    say(
+        f"floor {format_bytes(floor_bytes)}, of which {format_bytes(problem.resident_bytes)} are resident"
+    )
+    shares = {
+        f"fxremat, {share} % of the peak": peak_bytes * share // 100 for share in (90, 70, 50)
+    }
     between_bytes = (peak_bytes // 2 + floor_bytes) // 2
     if peak_bytes // 2 <= floor_bytes:  # small models: most of the peak is resident
         shares = {name: b for name, b in shares.items() if b > floor_bytes}
         between_bytes = (min(shares.values(), default=peak_bytes) + floor_bytes) // 2
-    return {**shares, "fxremat, half-way to the floor": between_bytes, "fxremat, at the floor": floor_bytes}
+    return {
+        **shares,
+        "fxremat, half-way to the floor": between_bytes,
+        "fxremat, at the floor": floor_bytes,
+    }
 
 
 def row(
@@ -239,7 +250,10 @@ def row(
     budget = predicted = ""
     if way.ours:
         report = fxremat.report(way.model)
-        budget, predicted = format_bytes(report.budget_bytes), format_bytes(report.predicted_peak_bytes)
+        budget, predicted = (
+            format_bytes(report.budget_bytes),
+            format_bytes(report.predicted_peak_bytes),
+        )
     bits = "equal" if not wrong else f"{len(wrong)} values differ"
     spread = (max(times_s) - min(times_s)) / step_s
     return (
@@ -260,7 +274,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--vocabulary", type=int, default=8192)
     parser.add_argument("--repeats", type=int, default=3, help="timed steps of each kind")
-    parser.add_argument("--time-limit", type=float, default=15.0, help="for solving, per budget [s]")
+    parser.add_argument(
+        "--time-limit", type=float, default=15.0, help="for solving, per budget [s]"
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--cache-dir", default=None, help="where measured costs are kept")
     return parser.parse_args(arguments)
@@ -270,8 +286,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run it all; the exit status."""
     options = parse(arguments)
     model = make_model(options)
-    tokens = torch.randint(options.vocabulary, (options.batch, options.tokens), device=options.device)
-    say(f"GPT-2: {options.layers} layers, width {options.width}, {options.batch} x {options.tokens} tokens")
+    tokens = torch.randint(
+        options.vocabulary, (options.batch, options.tokens), device=options.device
+    )
+    say(
+        f"GPT-2: {options.layers} layers, width {options.width}, {options.batch} x {options.tokens} tokens"
+    )
     wanted = budgets(model, tokens, options)
     ways = [partitioned(model, reference_partition, "unrewritten graph")]
     ways += [optimized(model, budget_bytes, name, options) for name, budget_bytes in wanted.items()]

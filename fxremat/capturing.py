@@ -9,7 +9,6 @@ from fxremat.compiling import Trace
 from fxremat.errors import CaptureError
 from fxremat.install import Installed
 from fxremat.options import make_options
-from fxremat.passes.extract import analyse
 from fxremat.passes.tracing import joint_of
 from fxremat.pipeline import pose
 from fxremat.problem import RematProblem
@@ -38,15 +37,15 @@ class _Capture(Trace):
         static_lifetime_input_indices: Sequence[int] | None = None,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         options = self.session.options
-        problem, _ = pose(
-            analyse(joint_of(module, num_fwd_outputs)),
+        posed = pose(
+            joint_of(module, num_fwd_outputs),
             options,
             resident_bytes=self.resident_bytes,
             device=self.device,
             progress=Progress(options.progress),
             name=self.session.name,
         )
-        raise Captured(problem)
+        raise Captured(posed.problem)
 
 
 def capture(

@@ -20,16 +20,22 @@ from fxremat.options import Options
 from fxremat.passes.costs import OpCall, cost_key, measure_costs, uniform_costs
 from fxremat.passes.extract import Analysis, analyse, calls, extract
 from fxremat.passes.joint import Joint, is_tangent
+from fxremat.passes.merge import merge_equal
 from fxremat.passes.rewrite import rewrite
 from fxremat.passes.roofline import roofline_costs
 from fxremat.passes.split import Split, split
 from fxremat.passes.storages import is_held_by_caller
 from fxremat.passes.tangents import tangents_held
 from fxremat.plan import Plan
-from fxremat.planning import make
+from fxremat.planning import baseline_peak_bytes, make
 from fxremat.problem import RematProblem
 from fxremat.progress import PROFILING, SOLVING, Progress
 
+VERSIONS = (
+    ("networkx", networkx.__version__),
+    ("ortools", ortools.__version__),
+    ("torch", str(torch.__version__)),
+)
 CACHE_DIR = Path.home() / ".cache" / "fxremat"
 
 
@@ -70,55 +76,73 @@ def partition(
         FxrematError: The graph cannot be planned, or not within the budget.
     """
     progress = Progress(options.progress)
-    analysis = analyse(joint)
-    problem, profile_s = pose(
-        analysis, options, resident_bytes=resident_bytes, device=device, progress=progress, name=name
+    posed = pose(
+        joint, options, resident_bytes=resident_bytes, device=device, progress=progress, name=name
     )
+    problem = posed.problem
     with progress.stage(SOLVING):
         plan = make(problem, budget, solver=options.solver, time_limit_s=options.time_limit_s)
-    rewritten = rewrite(analysis, problem, plan.schedule)
-    return Planned(split(rewritten), plan, analysis, profile_s)
+    rewritten = rewrite(posed.analysis, problem, plan.schedule)
+    return Planned(split(rewritten), plan, posed.analysis, posed.profile_s)
+
+
+@dataclass(frozen=True)
+class Posed:
+    """A joint graph as a problem.
+
+    Attributes:
+        problem: The problem.
+        analysis: Of the graph that the problem is of, with equal operations merged.
+        profile_s: Time to price the operations. [s]
+    """
+
+    problem: RematProblem
+    analysis: Analysis
+    profile_s: float
 
 
 def pose(
-    analysis: Analysis,
+    joint: Joint,
     options: Options,
     *,
     resident_bytes: int,
     device: torch.device,
     progress: Progress,
     name: str = "",
-) -> tuple[RematProblem, float]:
-    """Price the operations of an analysed graph and state its problem.
-
-    Returns:
-        The problem, and the time that pricing took [s].
-    """
+) -> Posed:
+    """Analyse a joint graph, price its operations and state its problem."""
     start_s = time.perf_counter()
-    wanted = calls(analysis)
+    original = analyse(joint)
+    wanted = calls(original)
     with progress.stage(PROFILING, total=len({cost_key(call) for call in wanted})) as stage:
         table = price(wanted, options, device, _room_bytes(options, device), stage.advance)
     profile_s = time.perf_counter() - start_s
-    problem = extract(
-        analysis,
-        lambda call: (table[cost_key(call)].cost_ns, table[cost_key(call)].workspace_bytes),
-        outputs_held=options.outputs == "held",
-        resident_bytes=resident_bytes + _constant_bytes(analysis),
-    )
-    problem = replace(
-        problem,
-        in_flight=options.in_flight,
-        tangents_held=tangents_held(),
-        costs=table.kind,
-        device=str(device),
-        name=name,
-        versions=(
-            ("networkx", networkx.__version__),
-            ("ortools", ortools.__version__),
-            ("torch", str(torch.__version__)),
-        ),
-    )
-    return problem, profile_s
+
+    def state(analysis: Analysis) -> RematProblem:
+        problem = extract(
+            analysis,
+            lambda call: (table[cost_key(call)].cost_ns, table[cost_key(call)].workspace_bytes),
+            outputs_held=options.outputs == "held",
+            resident_bytes=resident_bytes + _constant_bytes(analysis),
+        )
+        return replace(
+            problem,
+            in_flight=options.in_flight,
+            tangents_held=tangents_held(),
+            costs=table.kind,
+            device=str(device),
+            name=name,
+            versions=VERSIONS,
+        )
+
+    unrewritten = state(original)
+    merged = merge_equal(original)
+    if merged is joint:
+        return Posed(unrewritten, original, profile_s)
+    analysis = analyse(merged)
+    peak_bytes = baseline_peak_bytes(unrewritten)
+    problem = replace(state(analysis), unrewritten_peak_bytes=peak_bytes)
+    return Posed(problem, analysis, profile_s)
 
 
 def price(

@@ -9,19 +9,21 @@ from fxremat.errors import InfeasibleBudgetError, OptionError, SolverError
 from fxremat.plan import Plan, Solution, make_plan
 from fxremat.problem import RematProblem
 from fxremat.schedule import expand
-from fxremat.simulate import Simulation, simulate
+from fxremat.simulate import simulate
 from fxremat.solvers import SOLVERS
 from fxremat.solvers.floor import floor
 
 log = logging.getLogger("fxremat")
 
-SAVE_ALL = Solution(None, 0, "every plan", "everything that the backward reads is saved")
-
-
 @lru_cache(maxsize=64)
-def baseline(problem: RematProblem) -> Simulation:
-    """The unrewritten step: everything saved that AOTAutograd's default partition saves."""
-    return simulate(problem, expand(problem, problem.candidates))
+def save_all_peak_bytes(problem: RematProblem) -> int:
+    """Peak with everything saved that the backward reads, resident bytes included. [bytes]"""
+    return simulate(problem, expand(problem, problem.candidates)).peak_bytes
+
+
+def baseline_peak_bytes(problem: RematProblem) -> int:
+    """Peak of the unrewritten step (AOTAutograd's default partition), with resident bytes. [bytes]"""
+    return problem.unrewritten_peak_bytes or save_all_peak_bytes(problem)
 
 
 @lru_cache(maxsize=64)
@@ -67,11 +69,10 @@ def make(
         OptionError: There is no such solver.
         InfeasibleBudgetError: Not even the floor fits, or this solver has no plan so small.
     """
-    unrewritten = baseline(problem)
-    budget_bytes = parse_budget(budget).resolve(unrewritten.peak_bytes)
+    budget_bytes = parse_budget(budget).resolve(baseline_peak_bytes(problem))
     _check_solver(solver)
     start_s = time.perf_counter()
-    if solver == "auto" and unrewritten.peak_bytes <= budget_bytes:
+    if solver == "auto" and save_all_peak_bytes(problem) <= budget_bytes:
         everything = Solution(expand(problem, problem.candidates), 0, "every plan")
         return _finish(make_plan(problem, budget_bytes, everything, solver="save_all"))
     name = "ilp" if solver == "auto" else solver
@@ -132,7 +133,7 @@ def _finish(plan: Plan) -> Plan:
         plan.problem.name or "a step",
         format_bytes(plan.budget_bytes),
         format_bytes(plan.peak_bytes),
-        format_bytes(baseline(plan.problem).peak_bytes),
+        format_bytes(baseline_peak_bytes(plan.problem)),
         100 * plan.recompute_ns / max(1, plan.problem.step_ns),
         100 * plan.gap,
         plan.solver,
@@ -156,7 +157,7 @@ def frontier(problem: RematProblem, points: int = 16, *, time_limit_s: float = 6
     if points < 2:
         raise OptionError(f"a frontier has at least 2 points, not {points}.", "points", points)
     least = floor_plan(problem, time_limit_s)
-    top_bytes = baseline(problem).peak_bytes
+    top_bytes = baseline_peak_bytes(problem)
     span = top_bytes - least.peak_bytes
     budgets = [top_bytes - span * i // (points - 1) for i in range(points)]
     plans: list[Plan] = []

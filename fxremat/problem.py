@@ -114,6 +114,8 @@ class RematProblem:
         outputs_held: The caller keeps the outputs until the backward ends.
         tangents_held: Autograd keeps the tangents until the backward ends, read or not.
         in_flight: Forwards alive at once before their backwards.
+        unrewritten_peak_bytes: Peak of the step as it was, before equal operations were merged, with
+            resident bytes; 0: that of saving everything here. [bytes]
         costs: Where the costs come from: "measured", "roofline", "uniform" or a table's name.
         device: The device that the costs and sizes are of, such as "cpu".
         name: What was captured, for people.
@@ -129,6 +131,7 @@ class RematProblem:
     outputs_held: bool = True
     tangents_held: bool = False
     in_flight: int = 1
+    unrewritten_peak_bytes: int = 0
     costs: str = "uniform"
     device: str = "cpu"
     name: str = ""

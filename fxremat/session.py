@@ -10,7 +10,7 @@ from fxremat.budget import format_bytes
 from fxremat.errors import FxrematError, InfeasibleBudgetError
 from fxremat.options import Options
 from fxremat.plan import Plan
-from fxremat.planning import baseline, floor_plan
+from fxremat.planning import baseline_peak_bytes, floor_plan
 from fxremat.reporting import GraphReport, RematReport, graph_report, remat_report
 from fxremat.simulate import simulate
 
@@ -54,7 +54,7 @@ class GraphRecord:
             problem = self.plan.problem
             self._report = graph_report(
                 self.plan,
-                baseline_peak_bytes=baseline(problem).peak_bytes,
+                baseline_peak_bytes=baseline_peak_bytes(problem),
                 find_floor_bytes=lambda: floor_plan(problem).peak_bytes,
                 trace_s=self.trace_s,
                 profile_s=self.profile_s,

@@ -1,11 +1,12 @@
 """The joint graph as AOTAutograd hands it to a partitioner, with what is known about its ends."""
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import fx
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 
 
@@ -18,12 +19,17 @@ class Joint:
         num_forward_outputs: How many of its outputs belong to the forward.
         mutated: Names of the primals that the step writes to after the forward has run.
         num_updates: How many of the forward's outputs, from the first, are what is written there.
+        same: Storages of operations that were merged away -> those that stand for them. Views keep
+            the storage in their metadata that they were traced with.
+        traced: The graph as it was traced, which keeps those storages alive.
     """
 
     module: fx.GraphModule
     num_forward_outputs: int
     mutated: frozenset[str] = frozenset()
     num_updates: int = 0
+    same: Mapping[StorageWeakRef, StorageWeakRef] = field(default_factory=dict)
+    traced: fx.GraphModule | None = None
 
     @property
     def graph(self) -> fx.Graph:
@@ -51,6 +57,22 @@ class Joint:
         """AOTAutograd's description of each output, None where it gives none."""
         (output,) = self.graph.find_nodes(op="output")
         return list(output.meta.get("desc", [None] * len(self.outputs)))
+
+
+def copy_graph(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
+    """A graph that can be edited in place of another.
+
+    Args:
+        graph: The original.
+
+    Returns:
+        The copy, with the same names and metadata, and for each original node its copy.
+    """
+    copy = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        copies[node] = copy.node_copy(node, copies.__getitem__)
+    return copy, copies
 
 
 # How Dynamo writes the way to the optimised module: L['target'].__self__, L['self'], __closure__[0]...

@@ -13,6 +13,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from fxremat.errors import OptionError
+from fxremat.passes.joint import copy_graph
 
 Key = str | int
 
@@ -88,7 +89,7 @@ def detach_the_rest(graph: fx.GraphModule, keys: tuple[Key, ...]) -> fx.GraphMod
     Raises:
         OptionError: An entry does not exist, or holds no tensor.
     """
-    graph = fx.GraphModule(graph, _copy(graph.graph))
+    graph = fx.GraphModule(graph, copy_graph(graph.graph)[0])
     marks = graph.graph.find_nodes(op="call_function", target=torch.ops.fxremat.select.default)
     marks += [n for n in graph.graph.nodes if n.op == "call_function" and n.target is select]
     if not marks:
@@ -118,14 +119,6 @@ def detach_the_rest(graph: fx.GraphModule, keys: tuple[Key, ...]) -> fx.GraphMod
         )
     graph.recompile()
     return graph
-
-
-def _copy(graph: fx.Graph) -> fx.Graph:
-    copy = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    output = copy.graph_copy(graph, copies)
-    copy.output(output)
-    return copy
 
 
 def _detached(graph: fx.Graph, node: fx.Node) -> fx.Node:

@@ -60,6 +60,7 @@ def find_storages(joint: Joint) -> StorageTable:
         new: list[int] = []
         for tensor in tensors_of(node):
             key = StorageWeakRef(_storage(node, tensor))
+            key = joint.same.get(key, key)
             if key not in number:
                 number[key] = len(owner)
                 owner.append(node.name)

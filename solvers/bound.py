@@ -24,16 +24,13 @@ Replays may stand anywhere: no row depends on it. All variables are relaxed to [
 of the linear program is below that of every plan of the class.
 """
 
-import datetime
 import math
 
-from ortools.math_opt.python import mathopt
-
 from fxremat.problem import RematProblem
+from fxremat.solvers.linear import LinearProgram, Term
 from fxremat.solvers.needs import Needs, find_needs
 
 BOUND_CLASS = "one replay per operation, given order"
-_Terms = list[tuple[mathopt.Variable, float]]
 
 
 class _Relaxation:
@@ -42,70 +39,57 @@ class _Relaxation:
     def __init__(self, problem: RematProblem, budget_bytes: int) -> None:
         self.problem, self.budget_bytes = problem, budget_bytes
         self.needs: Needs = find_needs(problem)
-        self.model = mathopt.Model(name="bound")
+        self.program = LinearProgram()
         self.unit_bytes = 2 ** max(0, budget_bytes.bit_length() - 10)
         self.unit_ns = max(1, sum(r.cost_ns for r in problem.replays)) / 1000
-        new = self.model.add_variable
+        new = self.program.variable
         kept = self.needs.kept
-        self.s = {g: new(lb=float(g in kept), ub=1.0) for g in self.needs.candidates}
+        self.s = {g: new(float(g in kept)) for g in self.needs.candidates}
         self.x = {
-            g: new(lb=float(g in kept), ub=1.0)
-            for g in self.needs.candidates
-            if self.needs.positions.get(g)
+            g: new(float(g in kept)) for g in self.needs.candidates if self.needs.positions.get(g)
         }
-        self.y = [new(lb=0.0, ub=1.0) for _ in problem.replays]
-        self.z = {f: new(lb=0.0, ub=1.0) for f in self.needs.optional}
+        self.y = [new() for _ in problem.replays]
+        self.z = {f: new() for f in self.needs.optional}
         self._sources()
         self._inputs()
         self._entry()
         self._positions()
         self._forward()
         self._optional()
-        cost = mathopt.LinearSum(
-            r.cost_ns / self.unit_ns * y for r, y in zip(problem.replays, self.y, strict=True)
-        )
-        saved = mathopt.LinearSum(
-            problem.operations[f].cost_ns / self.unit_ns * (z - 1.0) for f, z in self.z.items()
-        )
-        self.model.minimize(cost + saved)
-
-    def _row(self, low: float, high: float, terms: _Terms) -> None:
-        """low <= sum of terms <= high."""
-        row = self.model.add_linear_constraint(lb=low, ub=high)
-        total: dict[mathopt.Variable, float] = {}
-        for variable, factor in terms:
-            total[variable] = total.get(variable, 0.0) + factor
-        for variable, factor in total.items():
-            row.set_coefficient(variable, factor)
+        for r, y in zip(problem.replays, self.y, strict=True):
+            self.program.cost([(y, r.cost_ns / self.unit_ns)])
+        for f, z in self.z.items():
+            cost = problem.operations[f].cost_ns / self.unit_ns
+            self.program.cost([(z, cost)], offset=-cost)
 
     def _size(self, g: int) -> float:
         return self.problem.storages[g].size_bytes / self.unit_bytes
 
-    def _again(self) -> _Terms:
+    def _again(self) -> list[Term]:
         """Every other forward in flight holds its kept copies."""
         flights = self.problem.in_flight - 1
         return [(s, flights * self._size(g)) for g, s in self.s.items()] if flights else []
 
-    def _limit(self, terms: _Terms, fixed_bytes: int) -> None:
+    def _limit(self, terms: list[Term], fixed_bytes: int) -> None:
         if terms:
-            self._row(-math.inf, (self.budget_bytes - fixed_bytes) / self.unit_bytes, terms)
+            self.program.at_most((self.budget_bytes - fixed_bytes) / self.unit_bytes, terms)
 
-    def _makers(self, g: int) -> _Terms:
+    def _makers(self, g: int) -> list[Term]:
         return [(self.y[r], 1.0) for r in self.problem.replays_of.get(g, ())]
 
     def _sources(self) -> None:
         """1. A value comes from the forward or from a replay."""
         for g, x in self.x.items():
-            self._row(1.0, math.inf, [(x, 1.0), *self._makers(g)])
-            self._row(-math.inf, 0.0, [(x, 1.0), (self.s[g], -1.0)])
+            self.program.at_least(1.0, [(x, 1.0), *self._makers(g)])
+            self.program.at_most(0.0, [(x, 1.0), (self.s[g], -1.0)])
 
     def _inputs(self) -> None:
         """2. A replay finds what it reads."""
         for q, replay in enumerate(self.problem.replays):
             for u in replay.reads:
                 if u in self.s:
-                    self._row(
-                        0.0, math.inf, [(self.s[u], 1.0), *self._makers(u), (self.y[q], -1.0)]
+                    self.program.at_least(
+                        0.0, [(self.s[u], 1.0), *self._makers(u), (self.y[q], -1.0)]
                     )
 
     def _entry(self) -> None:
@@ -119,10 +103,10 @@ class _Relaxation:
         starting: dict[int, list[int]] = {}
         for g in self.x:
             starting.setdefault(needs.first(g), []).append(g)
-        later = self.model.add_variable(lb=0.0, ub=math.inf)
-        self._row(0.0, math.inf, [(later, 1.0)])
+        later = self.program.variable(0.0, math.inf)
+        self.program.at_least(0.0, [(later, 1.0)])
         for position in reversed(range(needs.num_positions + 1)):
-            terms: _Terms = [(later, 1.0)]
+            terms: list[Term] = [(later, 1.0)]
             fixed_bytes = needs.fixed_bytes[position]
             for g, x in self.x.items():
                 if not needs.first(g) <= position <= needs.last(g):
@@ -135,9 +119,9 @@ class _Relaxation:
                     terms += [(x, -size), *((y, -size) for y, _ in self._makers(g))]
             self._limit(terms + self._again(), fixed_bytes)
             if position in starting:
-                total = self.model.add_variable(lb=0.0, ub=math.inf)
+                total = self.program.variable(0.0, math.inf)
                 more = [(self.x[g], -self._size(g)) for g in starting[position]]
-                self._row(0.0, math.inf, [(total, 1.0), (later, -1.0), *more])
+                self.program.at_least(0.0, [(total, 1.0), (later, -1.0), *more])
                 later = total
 
     def _forward(self) -> None:
@@ -163,9 +147,9 @@ class _Relaxation:
         for f, z in self.z.items():
             for g in self.problem.operations[f].creates:
                 if g in self.s:
-                    self._row(0.0, math.inf, [(z, 1.0), (self.s[g], -1.0)])
+                    self.program.at_least(0.0, [(z, 1.0), (self.s[g], -1.0)])
                 for q in readers.get(g, ()):
-                    self._row(0.0, math.inf, [(z, 1.0), (self.z[q], -1.0)])
+                    self.program.at_least(0.0, [(z, 1.0), (self.z[q], -1.0)])
 
 
 def bound_ns(problem: RematProblem, budget_bytes: int, *, time_limit_s: float) -> int | None:
@@ -181,12 +165,8 @@ def bound_ns(problem: RematProblem, budget_bytes: int, *, time_limit_s: float) -
         it was not solved.
     """
     relaxation = _Relaxation(problem, budget_bytes)
-    parameters = mathopt.SolveParameters(
-        time_limit=datetime.timedelta(seconds=max(0.01, time_limit_s))
-    )
-    result = mathopt.solve(relaxation.model, mathopt.SolverType.HIGHS, params=parameters)
-    if result.termination.reason is not mathopt.TerminationReason.OPTIMAL:
+    answer = relaxation.program.relax((), time_limit_s=time_limit_s)
+    if answer is None or not answer.optimal:
         return None
-    optimum = result.termination.objective_bounds.dual_bound
-    tolerance = 1e-5 * max(1.0, abs(optimum))
-    return math.floor((optimum - tolerance) * relaxation.unit_ns)
+    tolerance = 1e-5 * max(1.0, abs(answer.bound))
+    return math.floor((answer.bound - tolerance) * relaxation.unit_ns)

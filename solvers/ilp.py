@@ -40,20 +40,16 @@ model leaves out what a chain of replays holds between two positions; the caller
 the simulator, of which this file knows nothing, and hands it back as ``excess_bytes``.
 """
 
-import datetime
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from ortools.math_opt.python import mathopt
-
 from fxremat.errors import SolverError
 from fxremat.problem import RematProblem
+from fxremat.solvers.linear import LinearProgram, Term
 from fxremat.solvers.needs import Needs, find_needs
 from fxremat.solvers.stages import Stages, windows
 
-_STATUS = mathopt.TerminationReason
-_NOTHING = (_STATUS.INFEASIBLE, _STATUS.INFEASIBLE_OR_UNBOUNDED, _STATUS.NO_SOLUTION_FOUND)
 _INTEGRAL = 1e-4  # how far from 0 or 1 a 0/1 answer may be
 
 
@@ -90,7 +86,7 @@ class Scale:
     """Numbers that a solver can work with.
 
     Attributes:
-        unit_bytes: One unit of memory. [bytes]
+        unit_bytes: One unit of bytes. [bytes]
         grain_bytes: Sizes are rounded up, the budget down, to a multiple of it. [bytes]
         unit_ns: One unit of time. [ns]
     """
@@ -115,35 +111,38 @@ def _scale(problem: RematProblem, budget_bytes: int) -> Scale:
     return Scale(unit_bytes, max(1, unit_bytes // 4096), max(1, total_ns) / 1000)
 
 
-def _limit(time_limit_s: float) -> datetime.timedelta:
-    """As MathOpt wants it; 0 would mean none."""
-    return datetime.timedelta(seconds=max(0.01, time_limit_s))
-
-
 class Residency:
     """The model of one problem and one cut; budget and excess can change between solves."""
 
     def __init__(
         self, problem: RematProblem, stages: Stages, budget_bytes: int, *, reach: int = 6
     ) -> None:
+        """Build it.
+
+        Args:
+            problem: The step.
+            stages: The cut of its backward.
+            budget_bytes: The budget, resident bytes included; also sets the scale. [bytes]
+            reach: How many stages a replay has one by one, see ``windows``.
+        """
         self.problem, self.stages = problem, stages
         self.needs: Needs = find_needs(problem)
         self.scale = _scale(problem, budget_bytes)
         self.of = stages.of()
-        self.model = mathopt.Model(name="residency")
+        self.last = len(stages) - 1
+        self.program = LinearProgram()
         self.windows = windows(problem, self.needs, stages, reach)
-        self.s: dict[int, mathopt.Variable] = {}
-        self.y: dict[int, list[mathopt.Variable]] = {}
-        self.m: dict[tuple[int, int], list[mathopt.Variable]] = {}
-        self.h: dict[tuple[int, tuple[tuple[int, ...], ...]], mathopt.Variable] = {}
-        self.z: dict[int, mathopt.Variable] = {}
+        self.s: dict[int, int] = {}
+        self.y: dict[int, list[int]] = {}
+        self.m: dict[tuple[int, int], list[int]] = {}
+        self.z: dict[int, int] = {}
         self.held = frozenset(self.needs.kept - set(self.needs.candidates))
-        self.settled = {g: self._settled(g) for g in self.needs.candidates}
-        self.rows: list[tuple[int, mathopt.LinearConstraint, int]] = []
+        self.rows: list[tuple[int, int, int]] = []  # position, row, bytes that it leaves out
         self._variables()
         self._reads()
         self._monotone()
         self._inputs()
+        self.h = {g: self._holds(g) for g in self.s}
         self._backward_rows()
         self._forward_rows()
         self._optional()
@@ -154,55 +153,32 @@ class Residency:
 
     def _variables(self) -> None:
         """s, y and m."""
+        new = self.program.variable
         for g in self.needs.candidates:
-            low = 1.0 if g in self.needs.kept else 0.0
-            self.s[g] = self.model.add_variable(lb=low, ub=1.0, is_integer=True, name=f"s{g}")
+            self.s[g] = new(1.0 if g in self.needs.kept else 0.0, whole=True)
         for r, window in enumerate(self.windows):
             if window is None:
                 continue
-            self.y[r] = [
-                self.model.add_variable(lb=0.0, ub=1.0, is_integer=True, name=f"y{r}_{end}")
-                for end in window.ends
-            ]
-            for g in self.problem.replays[r].creates:
-                several = (
-                    len(self.problem.replays[r].creates) > 1 or len(self.problem.replays_of[g]) > 1
-                )
-                if not several or g not in self.s:
+            self.y[r] = [new(whole=True) for _ in window.ends]
+            creates = self.problem.replays[r].creates
+            for g in creates:
+                if g in self.s and (len(creates) > 1 or len(self.problem.replays_of[g]) > 1):
+                    self.m[r, g] = [new() for _ in window.ends]
+                    for part, whole in zip(self.m[r, g], self.y[r], strict=True):
+                        self.program.at_most(0.0, [(part, 1.0), (whole, -1.0)])
+                else:
                     self.m[r, g] = self.y[r]
-                    continue
-                parts = [
-                    self.model.add_variable(lb=0.0, ub=1.0, name=f"m{r}_{g}_{end}")
-                    for end in window.ends
-                ]
-                for part, whole in zip(parts, self.y[r], strict=True):
-                    self._row(-math.inf, 0.0, [(part, 1.0), (whole, -1.0)])
-                self.m[r, g] = parts
 
-    def _row(
-        self, low: float, high: float, terms: list[tuple[mathopt.Variable, float]]
-    ) -> mathopt.LinearConstraint:
-        """low <= sum of terms <= high; a variable may occur twice."""
-        row = self.model.add_linear_constraint(lb=low, ub=high)
-        total: dict[mathopt.Variable, float] = {}
-        for variable, factor in terms:
-            total[variable] = total.get(variable, 0.0) + factor
-        for variable, factor in total.items():
-            if factor:
-                row.set_coefficient(variable, factor)
-        return row
-
-    def _run(self, r: int, stage: int) -> list[mathopt.Variable]:
+    def _run(self, r: int, stage: int) -> list[int]:
         """y_{r,stage}: one variable, or none where it is 0."""
         window = self.windows[r]
-        if window is None:
+        if window is None or window.pieces[stage] < 0:
             return []
-        piece = window.pieces[stage]
-        return [] if piece < 0 else [self.y[r][piece]]
+        return [self.y[r][window.pieces[stage]]]
 
-    def _made(self, g: int, stage: int) -> list[mathopt.Variable]:
-        """The terms of sum_r m_{r,g,stage}."""
-        found: list[mathopt.Variable] = []
+    def _made(self, g: int, stage: int) -> list[int]:
+        """The variables of sum_r m_{r,g,stage}."""
+        found: list[int] = []
         for r in self.problem.replays_of.get(g, ()):
             window = self.windows[r]
             if window is not None and window.pieces[stage] >= 0:
@@ -214,24 +190,28 @@ class Residency:
     def _reads(self) -> None:
         """1. A value is kept or made again, and is there when the backward first reads it."""
         for g, s in self.s.items():
-            made = self._made(g, len(self.stages) - 1)
+            made = self._made(g, self.last)
             if made:
-                self._row(-math.inf, 1.0, [(s, 1.0), *((part, 1.0) for part in made)])
+                self.program.at_most(1.0, [(s, 1.0), *_plus(made)])
             if self.needs.positions.get(g) and g not in self.needs.kept:
                 made = self._made(g, self.of[self.needs.first(g)])
-                self._row(1.0, math.inf, [(s, 1.0), *((part, 1.0) for part in made)])
+                self.program.at_least(1.0, [(s, 1.0), *_plus(made)])
 
     def _monotone(self) -> None:
         """2. A replay runs once, stays run, and makes things when it runs."""
-        for pieces in (*self.y.values(), *self.m.values()):
+        at_most = self.program.at_most
+        for pieces in self.y.values():
             for earlier, later in zip(pieces, pieces[1:], strict=False):
-                self._row(-math.inf, 0.0, [(earlier, 1.0), (later, -1.0)])
+                at_most(0.0, [(earlier, 1.0), (later, -1.0)])
         for (r, _), parts in self.m.items():
-            if parts is self.y[r]:
+            runs = self.y[r]
+            if parts is runs:
                 continue
-            for part, whole in zip(parts[:-1], self.y[r][:-1], strict=True):
-                terms = [(part, 1.0), (parts[-1], -1.0), (whole, -1.0), (self.y[r][-1], 1.0)]
-                self._row(0.0, math.inf, terms)
+            for earlier, later in zip(parts, parts[1:], strict=False):
+                at_most(0.0, [(earlier, 1.0), (later, -1.0)])
+            for part, whole in zip(parts[:-1], runs[:-1], strict=True):
+                left = [(parts[-1], 1.0), (part, -1.0), (runs[-1], -1.0), (whole, 1.0)]
+                at_most(0.0, left)
 
     def _inputs(self) -> None:
         """3. A replay finds what it reads."""
@@ -242,61 +222,57 @@ class Residency:
                 if u not in self.s or u in self.needs.kept:
                     continue
                 seen: set[tuple[int, ...]] = set()
-                for stage in self._changes(q, u):
+                for stage in self._changes((q, *self.problem.replays_of.get(u, ()))):
                     runs, made = self._run(q, stage), self._made(u, stage)
-                    key = tuple(v.id for v in (*runs, *made))
-                    if not runs or key in seen:
-                        continue
-                    seen.add(key)
-                    terms = [(self.s[u], 1.0), *((part, 1.0) for part in made), (runs[0], -1.0)]
-                    self._row(0.0, math.inf, terms)
+                    key = (*runs, *made)
+                    if runs and key not in seen:
+                        seen.add(key)
+                        terms = [(self.s[u], 1.0), *_plus(made), (runs[0], -1.0)]
+                        self.program.at_least(0.0, terms)
 
-    def _changes(self, q: int, u: int) -> list[int]:
-        """Stages at which q's or u's variables change."""
-        found: set[int] = set()
-        for r in (q, *self.problem.replays_of.get(u, ())):
+    def _changes(self, replays: Collection[int]) -> list[int]:
+        """Last stages of the pieces of some replays."""
+        found = {self.last}
+        for r in replays:
             window = self.windows[r]
             if window is not None:
                 found.update(window.ends)
-        return sorted(found | {len(self.stages) - 1})
+                found.add(window.pieces.index(0) - 1)
+        return sorted(stage for stage in found if 0 <= stage <= self.last)
 
-    def _settled(self, g: int) -> int:
-        """Stage from which on no replay can read g any more."""
-        ends = [self.windows[q] for q in self.needs.consumers.get(g, ())]
-        return max((window.ends[-1] for window in ends if window is not None), default=-1)
+    def _holds(self, g: int) -> list[list[int]]:
+        """4. The variables h_{g,k} with their rows: for each stage, last the entry; none where 0."""
+        readers = [q for q in self.needs.consumers.get(g, ()) if self.windows[q] is not None]
+        if not readers:
+            return [[] for _ in range(self.last + 2)]
+        total = self._made(g, self.last)
+        demands: list[tuple[tuple[Term, ...], ...]] = []
+        for stage in (*range(self.last + 1), -1):
+            made = self._made(g, stage)
+            later = [] if total == made else [*_plus(total), *((v, -1.0) for v in made)]
+            rows: list[tuple[Term, ...]] = []
+            for q in readers:
+                done, runs = self._run(q, stage), self._run(q, self.last)
+                if runs != done:
+                    rows.append(((runs[0], -1.0), *_plus(done), *later))
+            demands.append(tuple(rows))
+        known: dict[frozenset[tuple[Term, ...]], int] = {}
+        found: list[list[int]] = []
+        for stage in (*range(self.last + 1), -1):
+            rows_here = frozenset(demands[stage]) | frozenset(demands[max(stage - 1, -1)])
+            if rows_here and rows_here not in known:
+                known[rows_here] = self.program.variable()
+                for row in sorted(rows_here):
+                    self.program.at_least(0.0, [(known[rows_here], 1.0), *row])
+            found.append([known[rows_here]] if rows_here else [])
+        return found
 
-    def _holds(self, g: int, stage: int) -> list[mathopt.Variable]:
-        """4. h_{g,stage} with its rows, or nothing when no later replay can need g."""
-        if stage - 1 >= self.settled[g]:
-            return []
-        last = len(self.stages) - 1
-        total = self._made(g, last)
-        rows: dict[tuple[int, ...], list[tuple[mathopt.Variable, float]]] = {}
-        for at in {max(stage - 1, -1), stage}:
-            made = self._made(g, at)
-            later = (
-                [] if total == made else [*((v, 1.0) for v in total), *((v, -1.0) for v in made)]
-            )
-            for q in self.needs.consumers.get(g, ()):
-                done, runs = self._run(q, at), self._run(q, last)
-                if runs and runs != done:
-                    terms = [(runs[0], -1.0), *((v, 1.0) for v in done), *later]
-                    rows[tuple(v.id for v, _ in terms)] = terms
-        if not rows:
-            return []
-        key = (g, tuple(sorted(rows)))
-        if key not in self.h:
-            self.h[key] = self.model.add_variable(lb=0.0, ub=1.0, name=f"h{g}_{stage}")
-            for terms in rows.values():
-                self._row(0.0, math.inf, [(self.h[key], 1.0), *terms])
-        return [self.h[key]]
-
-    def _present(self, g: int, position: int) -> list[mathopt.Variable]:
-        """Terms that say whether g is held at a position; -1 is the entry of the backward."""
+    def _present(self, g: int, position: int) -> list[int]:
+        """Variables that say whether g is held at a position; -1 is the entry of the backward."""
         stage = self.of[position] if position >= 0 else -1
         if self.needs.last(g) >= position and self.needs.positions.get(g):
             return [self.s[g], *self._made(g, stage)]
-        return self._holds(g, stage)
+        return self.h[g][stage]
 
     def _backward_rows(self) -> None:
         """5. The backward stays within the budget, at positions that no other one dominates."""
@@ -312,21 +288,21 @@ class Residency:
 
     def _memory_row(self, position: int, fixed_bytes: int) -> None:
         """One row of group 5."""
-        terms: list[tuple[mathopt.Variable, float]] = []
+        terms: list[Term] = []
         for g in self.s:
             size = self.scale.up(self.problem.storages[g].size_bytes)
             terms.extend((v, size) for v in self._present(g, position))
         self._limit(position, terms, fixed_bytes)
 
-    def _limit(
-        self, position: int, terms: list[tuple[mathopt.Variable, float]], fixed_bytes: int
-    ) -> None:
+    def _limit(self, position: int, terms: list[Term], fixed_bytes: int) -> None:
         """A row of bytes; every forward in flight holds the saved values once more."""
-        for g, s in self.s.items():
-            again = (self.problem.in_flight - 1) * self.problem.storages[g].size_bytes
-            if again:
-                terms.append((s, self.scale.up(again)))
-        self.rows.append((position, self._row(-math.inf, math.inf, terms), fixed_bytes))
+        if self.problem.in_flight > 1:
+            again = self.problem.in_flight - 1
+            terms += [
+                (s, self.scale.up(again * self.problem.storages[g].size_bytes))
+                for g, s in self.s.items()
+            ]
+        self.rows.append((position, self.program.at_most(math.inf, terms), fixed_bytes))
 
     def _forward_rows(self) -> None:
         """6. The forward stays within the budget."""
@@ -347,26 +323,24 @@ class Residency:
         """7. An optional forward operation runs if its results are kept or read."""
         readers: dict[int, list[int]] = {}
         for f in self.needs.optional:
-            self.z[f] = self.model.add_variable(lb=0.0, ub=1.0, name=f"z{f}")
+            self.z[f] = self.program.variable()
             for u in self.problem.operations[f].reads:
                 readers.setdefault(u, []).append(f)
         for f, z in self.z.items():
             for g in self.problem.operations[f].creates:
                 if g in self.s:
-                    self._row(0.0, math.inf, [(z, 1.0), (self.s[g], -1.0)])
+                    self.program.at_least(0.0, [(z, 1.0), (self.s[g], -1.0)])
                 for q in readers.get(g, ()):
-                    self._row(0.0, math.inf, [(z, 1.0), (self.z[q], -1.0)])
+                    self.program.at_least(0.0, [(z, 1.0), (self.z[q], -1.0)])
 
     def _objective(self) -> None:
         """Time of the replays, less that of forward operations that need not run."""
         unit_ns = self.scale.unit_ns
-        total = mathopt.LinearSum(
-            self.problem.replays[r].cost_ns / unit_ns * pieces[-1] for r, pieces in self.y.items()
-        )
-        skipped = mathopt.LinearSum(
-            self.problem.operations[f].cost_ns / unit_ns * (z - 1.0) for f, z in self.z.items()
-        )
-        self.model.minimize(total + skipped)
+        for r, pieces in self.y.items():
+            self.program.cost([(pieces[-1], self.problem.replays[r].cost_ns / unit_ns)])
+        for f, z in self.z.items():
+            cost = self.problem.operations[f].cost_ns / unit_ns
+            self.program.cost([(z, cost)], offset=-cost)
 
     # Solving --------------------------------------------------------------------------------
 
@@ -375,8 +349,8 @@ class Residency:
 
         Args:
             budget_bytes: The budget, resident bytes included. [bytes]
-            excess_bytes: Position -> bytes, counted from there to the end of its stage; -1 is the
-                entry of the backward, -2 the forward. [bytes]
+            excess_bytes: Position -> bytes, counted in all of its stage; -1 is the entry of the
+                backward, -2 the forward. [bytes]
         """
         worst: dict[int, int] = {}
         for position, size_bytes in excess_bytes.items():
@@ -384,15 +358,16 @@ class Residency:
             worst[stage] = max(worst.get(stage, 0), size_bytes)
         for position, row, fixed_bytes in self.rows:
             stage = self.of[position] if position >= 0 else position
-            row.upper_bound = self.scale.down(budget_bytes - fixed_bytes - worst.get(stage, 0))
+            left_bytes = budget_bytes - fixed_bytes - worst.get(stage, 0)
+            self.program.cap(row, self.scale.down(left_bytes))
 
     def fix(self, saved: Mapping[int, bool]) -> None:
         """Fix s_u of some storages, free all others."""
         for g, s in self.s.items():
-            low = 1.0 if g in self.needs.kept else 0.0
-            s.lower_bound, s.upper_bound = low, 1.0
+            low, high = (1.0 if g in self.needs.kept else 0.0), 1.0
             if g in saved:
-                s.lower_bound = s.upper_bound = max(low, float(saved[g]))
+                low = high = max(low, float(saved[g]))
+            self.program.bound(s, low, high)
 
     def relax(self, *, time_limit_s: float) -> Relaxation | None:
         """Solve the relaxation.
@@ -404,24 +379,12 @@ class Residency:
             s_u of each candidate, between 0 and 1, and the time; None when nothing is within the
             budget.
         """
-        integers = [v for v in (*self.s.values(), *self._all_y()) if v.integer]
-        for variable in integers:
-            variable.integer = False
-        result = self._run_solver(mathopt.SolveParameters(time_limit=_limit(time_limit_s)), None)
-        for variable in integers:
-            variable.integer = True
-        if result is None:
+        wanted = list(self.s.values())
+        answer = self.program.relax(wanted, time_limit_s=time_limit_s)
+        if answer is None:
             return None
-        total = sum(
-            self.problem.replays[r].cost_ns * result[pieces[-1]] for r, pieces in self.y.items()
-        )
-        total -= sum(
-            self.problem.operations[f].cost_ns * (1.0 - result[z]) for f, z in self.z.items()
-        )
-        return Relaxation({g: result[s] for g, s in self.s.items()}, total)
-
-    def _all_y(self) -> list[mathopt.Variable]:
-        return [variable for pieces in self.y.values() for variable in pieces]
+        fractions = {g: answer.values[s] for g, s in self.s.items()}
+        return Relaxation(fractions, answer.bound * self.scale.unit_ns)
 
     def solve(
         self,
@@ -442,45 +405,34 @@ class Residency:
         Returns:
             The best selection found; None when there is none.
         """
-        parameters = mathopt.SolveParameters(
-            time_limit=_limit(time_limit_s),
+        known = None if hint is None else set(hint)
+        runs = {r: pieces[-1] for r, pieces in self.y.items()}
+        answer = self.program.solve(
+            [*self.s.values(), *runs.values(), *self.z.values()],
+            time_limit_s=time_limit_s,
             node_limit=node_limit,
-            relative_gap_tolerance=relative_gap,
-            random_seed=0,
+            relative_gap=relative_gap,
+            hint={} if known is None else {s: float(g in known) for g, s in self.s.items()},
         )
-        values = self._run_solver(parameters, hint)
-        return None if values is None else self._selection(values)
-
-    def _run_solver(
-        self, parameters: mathopt.SolveParameters, hint: Collection[int] | None
-    ) -> dict[mathopt.Variable, float] | None:
-        """Run HiGHS and read its status."""
-        extra = mathopt.ModelSolveParameters()
-        if hint is not None:
-            kept = set(hint)
-            values = {s: float(g in kept) for g, s in self.s.items()}
-            extra.solution_hints.append(mathopt.SolutionHint(variable_values=values))
-        result = mathopt.solve(
-            self.model, mathopt.SolverType.HIGHS, params=parameters, model_params=extra
-        )
-        reason = result.termination.reason
-        if reason in (_STATUS.OPTIMAL, _STATUS.FEASIBLE):
-            return result.variable_values()
-        if reason in _NOTHING:
+        if answer is None:
             return None
-        raise SolverError(f"HiGHS ended with {reason.name}: {result.termination.detail}")
-
-    def _selection(self, values: Mapping[mathopt.Variable, float]) -> Selection:
-        """Round a 0/1 answer, after checking that it is one."""
-        saved = frozenset(g for g, s in self.s.items() if self._flag(values[s])) | self.held
-        replays = frozenset(r for r, pieces in self.y.items() if self._flag(values[pieces[-1]]))
+        values = answer.values
+        replays = frozenset(r for r, y in runs.items() if _flag(values[y]))
         recompute_ns = sum(self.problem.replays[r].cost_ns for r in replays)
         recompute_ns -= sum(
             self.problem.operations[f].cost_ns for f, z in self.z.items() if values[z] < 0.5
         )
-        return Selection(saved, replays, recompute_ns)
+        saved = frozenset(g for g, s in self.s.items() if _flag(values[s]))
+        return Selection(saved | self.held, replays, recompute_ns)
 
-    def _flag(self, value: float) -> bool:
-        if min(abs(value), abs(value - 1.0)) > _INTEGRAL:
-            raise SolverError(f"HiGHS gave {value} for a variable that is 0 or 1")
-        return value > 0.5
+
+def _plus(variables: Collection[int]) -> list[Term]:
+    """Their sum."""
+    return [(variable, 1.0) for variable in variables]
+
+
+def _flag(value: float) -> bool:
+    """A 0/1 answer as a truth value, after checking that it is one."""
+    if min(abs(value), abs(value - 1.0)) > _INTEGRAL:
+        raise SolverError(f"HiGHS gave {value} for a variable that is 0 or 1")
+    return value > 0.5

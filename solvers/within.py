@@ -17,8 +17,8 @@ from fxremat.solvers.ilp import Residency
 from fxremat.solvers.search import Clock, Goal, Judged, Search
 from fxremat.solvers.stages import cut
 
-_CUTS = ((48, 4), (96, 8))  # stages, and how many of them a replay has one by one
-_DIVES = 6  # linear programs in one dive
+_CUTS = ((96, 8),)  # stages, and how many of them a replay has one by one
+_DIVES = 4  # linear programs in one dive
 _NODES = 200
 _EFFORT = 12_000  # choices that one descent may price
 _SMALL = 64  # candidates up to which every start is searched from and the model branched on

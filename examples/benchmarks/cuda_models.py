@@ -7,6 +7,7 @@ activation checkpointing, for comparison.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -58,7 +59,13 @@ class GPT2(LossModel):
     """A decoder with learned positions, dropout and the output layer tied to the embedding."""
 
     def __init__(
-        self, layers: int, width: int, heads: int, vocabulary: int, length: int, dropout: float = 0.1
+        self,
+        layers: int,
+        width: int,
+        heads: int,
+        vocabulary: int,
+        length: int,
+        dropout: float = 0.1,
     ) -> None:
         super().__init__()
         self.dropout = dropout
@@ -258,18 +265,20 @@ class Case:
     """One model with its arguments.
 
     Attributes:
-        name: For the table.
+        name: On the command line.
         make: Builds module and arguments on torch's default device, tiny or as measured.
+        shallow: The same with fewer blocks, for an executor that compiles slowly; None: as it is.
     """
 
     name: str
     make: Callable[[bool], tuple[LossModel, tuple[Tensor, ...]]]
+    shallow: Callable[[bool], tuple[LossModel, tuple[Tensor, ...]]] | None = None
 
 
-def gpt2(tiny: bool) -> tuple[LossModel, tuple[Tensor, ...]]:
+def gpt2(tiny: bool, layers: int = 12) -> tuple[LossModel, tuple[Tensor, ...]]:
     """GPT-2 small (124 million parameters) on 4 x 1,024 tokens."""
     layers, width, heads, vocabulary, batch, length = (
-        (2, 64, 4, 131, 2, 16) if tiny else (12, 768, 12, 50_257, 4, 1_024)
+        (2, 64, 4, 131, 2, 16) if tiny else (layers, 768, 12, 50_257, 4, 1_024)
     )
     model = GPT2(layers, width, heads, vocabulary, length)
     tokens = torch.randint(vocabulary, (2, batch, length))
@@ -310,7 +319,7 @@ def llama(tiny: bool) -> tuple[LossModel, tuple[Tensor, ...]]:
 
 
 CASES = (
-    Case("gpt2", gpt2),
+    Case("gpt2", gpt2, shallow=partial(gpt2, layers=6)),
     Case("resnet50", resnet50),
     Case("unet", unet),
     Case("llama", llama),

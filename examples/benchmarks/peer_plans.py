@@ -1,8 +1,8 @@
 """The ways to run one step that the benchmark compares, and what each costs under one cost table.
 
-All but per-block checkpointing come from the same joint graph and are run by the same executor, that
-of ``fxremat.optimize``; only who divides the joint graph differs: torch's default partition, torch's
-min-cut partition below a value of ``activation_memory_budget``, or fxremat inside a budget.
+All but per-block checkpointing come from the same joint graph and are run by the same executor,
+that of ``fxremat.optimize``; only who divides the joint graph differs: torch's default partition,
+torch's min-cut partition at a value of ``activation_memory_budget``, or fxremat inside a budget.
 """
 
 import operator
@@ -76,11 +76,12 @@ def operations(module: fx.GraphModule) -> list[OpCall]:
 
 
 def _key(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    number: int = tensor.untyped_storage()._cdata
+    return number
 
 
 def torch_partition(knob: float) -> Divide:
-    """torch's partition with ``activation_memory_budget`` at a value."""
+    """Partition as torch does with ``activation_memory_budget`` at a value."""
 
     def divide(module: fx.GraphModule, inputs: Any, **options: Any) -> Graphs:
         with functorch_config.patch(activation_memory_budget=knob):
@@ -187,15 +188,15 @@ class Ways:
         self.prices = Prices()
 
     def unrewritten(self) -> Runner:
-        """torch's default partition."""
+        """Divided by torch's default partition."""
         return self._runner("unrewritten graph", UNLIMITED, reference_partition)
 
     def torch(self, knob: float) -> Runner:
-        """torch's min-cut partition with ``activation_memory_budget`` at a value."""
+        """Divided by torch's min-cut partition with ``activation_memory_budget`` at a value."""
         return self._runner(f"torch at {knob}", UNLIMITED, torch_partition(knob))
 
     def fxremat(self, budget_bytes: int, name: str) -> Runner:
-        """fxremat inside a budget, resident bytes included."""
+        """Divided by fxremat inside a budget, resident bytes included."""
         return self._runner(name, budget_bytes, None)
 
     def _runner(self, name: str, budget_bytes: int, divide: Divide | None) -> Runner:

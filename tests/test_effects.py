@@ -1,0 +1,395 @@
+"""What must happen once, or be the same when it happens again: random draws, writes, views, effects."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import fxremat
+from tests.steps import QUICK, captured, hold_at_every_budget, made
+
+
+class Masked(nn.Module):
+    """Dropouts of several kinds between matrix products."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(width, 3 * width), nn.Linear(3 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = F.dropout(torch.tanh(self.wide(x)), 0.3)
+        h = F.alpha_dropout(h * h.sigmoid(), 0.2, self.training)
+        return x + F.dropout(self.narrow(h), 0.1)
+
+
+def masked() -> tuple[Any, tuple[Any, ...]]:
+    return nn.Sequential(Masked(14), Masked(14)), (torch.randn(300, 14, requires_grad=True),)
+
+
+class Noisy(nn.Module):
+    """Draws without a mask: only the generator's state can repeat them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            x = torch.sin(self.layer(x) * torch.rand_like(x)) + torch.bernoulli(x.sigmoid())
+            x = x * torch.randn(x.shape, device=x.device).exp()
+            x = F.rrelu(x, training=True)
+        return x
+
+
+def noisy() -> tuple[Any, tuple[Any, ...]]:
+    return Noisy(), (torch.randn(64, 32, requires_grad=True),)
+
+
+class Attention(nn.Module):
+    """Dropout inside the fused operator."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.project, self.out = heads, nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        shape = (batch, length, 3, self.heads, width // self.heads)
+        q, k, v = self.project(x).view(shape).permute(2, 0, 3, 1, 4).unbind(0)
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=0.25, is_causal=True)
+        return torch.tanh(self.out(y.transpose(1, 2).reshape(batch, length, width)))
+
+
+def attention() -> tuple[Any, tuple[Any, ...]]:
+    blocks = nn.Sequential(Attention(12, 3), Attention(12, 3))
+    return blocks, (torch.randn(2, 9, 12, requires_grad=True),)
+
+
+class InPlace(nn.Module):
+    """Writes to intermediates, directly and through views."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        h[:, ::2] *= 1.5
+        h.t()[1].add_(0.25)
+        h.clamp_(min=-1.0)
+        y = self.b(torch.sigmoid_(h))
+        y += x
+        return F.elu_(y)
+
+
+def in_place() -> tuple[Any, tuple[Any, ...]]:
+    return nn.Sequential(InPlace(9), InPlace(9)), (torch.randn(11, 9, requires_grad=True),)
+
+
+def views_and_bases() -> tuple[Any, tuple[Any, ...]]:
+    def many_views(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        h = torch.cos(x @ w)
+        left, right = h.chunk(2, dim=1)
+        folded = h.unflatten(0, (3, -1)).movedim(0, 1)
+        return (left * right.exp()).sum(1), h.t() @ h, folded.square().sum((1, 2)), h.flatten()[3:50:2].tanh()
+
+    x = torch.randn(15, 8, requires_grad=True)
+    return many_views, (x, torch.randn(8, 10, requires_grad=True))
+
+
+class Counting(nn.Module):
+    """Reads buffers, writes them, reads them again; a counter counts."""
+
+    gain: torch.Tensor
+    calls: torch.Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(width, width)
+        self.register_buffer("gain", torch.linspace(0.4, 1.3, width))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        before = torch.exp(self.gain)
+        y = torch.sin(self.layer(x) * before) * before
+        with torch.no_grad():
+            self.gain.mul_(0.75).add_(0.05)
+            self.calls.add_(1)
+        return torch.tanh(y * self.gain.clone())
+
+
+def buffers() -> tuple[Any, tuple[Any, ...]]:
+    return nn.Sequential(Counting(7), Counting(7)), (torch.randn(6, 7, requires_grad=True),)
+
+
+def batch_norms() -> tuple[Any, tuple[Any, ...]]:
+    net = nn.Sequential(
+        nn.Conv2d(3, 5, 3, padding=1), nn.BatchNorm2d(5), nn.ReLU(inplace=True), nn.MaxPool2d(2),
+        nn.Conv2d(5, 7, 3, bias=False), nn.BatchNorm2d(7, momentum=None), nn.Hardswish(),
+    )  # fmt: skip
+    return net, (torch.randn(3, 3, 10, 10, requires_grad=True),)
+
+
+class Rounded(torch.autograd.Function):
+    """Its backward is not the derivative of its forward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, scale: float) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        ctx.scale = scale
+        return (x * scale).round() / scale
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (x,) = ctx.saved_tensors
+        return gradients[0] * torch.cos(x) * ctx.scale, None
+
+
+class Straight(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(Rounded.apply(torch.tanh(self.a(x)), 8.0) * x)  # type: ignore[no-untyped-call]
+
+
+def own_function() -> tuple[Any, tuple[Any, ...]]:
+    return Straight(), (torch.randn(5, 6, requires_grad=True),)
+
+
+class Tied(nn.Module):
+    """One weight used at both ends, a frozen layer between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(29, 10)
+        self.frozen = nn.Linear(10, 10).requires_grad_(False)
+        self.norm = nn.LayerNorm(10)
+        self.head = nn.Linear(10, 29, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        h = self.norm(F.gelu(self.frozen(self.words(ids))))
+        return F.cross_entropy(self.head(h).flatten(0, 1), targets.flatten())
+
+
+def tied() -> tuple[Any, tuple[Any, ...]]:
+    return Tied(), (torch.randint(0, 29, (3, 5)), torch.randint(0, 29, (3, 5)))
+
+
+class Parts(nn.Module):
+    """Operators that return several results, each needed by itself; integer outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm, self.group = nn.Linear(12, 12), nn.LayerNorm(12), nn.GroupNorm(3, 12)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        h = self.norm(self.layer(x))
+        top, where = h.topk(5, dim=-1)
+        ordered, _ = h.sort(dim=-1)
+        var, mean = torch.var_mean(h, dim=-1)
+        picked = F.log_softmax(self.group(h).gather(-1, where) - top, -1)
+        low, high = torch.aminmax(h, dim=1)
+        return picked, ordered[:, :3] * var[:, None], mean, low + high, where, None, 3
+
+
+def parts() -> tuple[Any, tuple[Any, ...]]:
+    return Parts(), (torch.randn(7, 12, requires_grad=True),)
+
+
+class Router(nn.Module):
+    """Every score ties, so that the choice of experts hangs on how topk breaks ties."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(6, 5, bias=False)
+        nn.init.zeros_(self.gate.weight)
+        self.experts = nn.Parameter(torch.randn(5, 6, 6))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        score, chosen = self.gate(x).softmax(-1).topk(2, dim=-1)
+        mixed = torch.einsum("td,tkde->tke", x, self.experts[chosen]).relu()
+        return (mixed * score[..., None]).sum(1), chosen
+
+
+def ties() -> tuple[Any, tuple[Any, ...]]:
+    return Router(), (torch.randn(9, 6, requires_grad=True),)
+
+
+class Checkpointed(nn.Module):
+    """Regions that the user already recomputes, with dropout inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 24), nn.GELU(), nn.Dropout(0.3), nn.Linear(24, 8))
+            for _ in range(2)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = x + checkpoint(block, x, use_reentrant=False)
+        return x
+
+
+def user_regions() -> tuple[Any, tuple[Any, ...]]:
+    return Checkpointed(), (torch.randn(5, 8, requires_grad=True),)
+
+
+class Detached(nn.Module):
+    """A branch without gradients, a detached output, a boolean output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.teacher = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> dict[str, Any]:
+        h = self.layer(x).tanh()
+        with torch.no_grad():
+            weights = self.teacher(h).softmax(-1)
+        return {"out": (h * weights).exp(), "weights": weights, "stopped": h.detach() + 1, "positive": h > 0}
+
+
+def detached() -> tuple[Any, tuple[Any, ...]]:
+    return Detached(), (torch.randn(4, 6, requires_grad=True),)
+
+
+def low_precision() -> tuple[Any, tuple[Any, ...]]:
+    net = nn.Sequential(nn.Linear(6, 24), nn.GELU(), nn.Dropout(0.4), nn.Linear(24, 6), nn.Dropout(0.2))
+    return net.to(torch.bfloat16), (torch.randn(40, 6, dtype=torch.bfloat16, requires_grad=True),)
+
+
+def transposed_dropout() -> tuple[Any, tuple[Any, ...]]:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        h = F.dropout(torch.tanh(x).transpose(1, 2), 0.3)
+        return (h.transpose(1, 2).reshape(x.shape[0], -1).exp() * h.flatten(1)).sum(1)
+
+    return step, (torch.randn(3, 40, 50, requires_grad=True),)
+
+
+def written_input() -> tuple[Any, tuple[Any, ...]]:
+    net = nn.Linear(6, 6)
+
+    def step(x: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(net(x)) * torch.exp(cache)
+        with torch.no_grad():
+            cache.copy_(h.detach().mean(0))
+        return torch.sin(h)
+
+    step.module = net  # type: ignore[attr-defined]
+    return step, (torch.randn(5, 6, requires_grad=True), torch.zeros(6))
+
+
+def recurrence() -> tuple[Any, tuple[Any, ...]]:
+    cell = nn.GRUCell(4, 6)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        h = torch.zeros(3, 6)
+        for t in range(x.shape[0]):
+            h = cell(x[t], h)
+        return h
+
+    step.module = cell  # type: ignore[attr-defined]
+    return step, (torch.randn(8, 3, 4, requires_grad=True),)
+
+
+CASES = (
+    masked, noisy, attention, in_place, views_and_bases, buffers, batch_norms, own_function, tied, parts,
+    ties, user_regions, detached, low_precision, transposed_dropout, written_input, recurrence,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
+def test_plans_change_no_bit(make: Any) -> None:
+    hold_at_every_budget(make)
+
+
+@pytest.mark.parametrize("make", [masked, noisy, user_regions], ids=lambda make: make.__name__)
+def test_random_draws_can_be_repeated_or_kept(make: Any) -> None:
+    problem = captured(make)
+    variants = {replay.variant for replay in problem.replays}
+    drawing = [op for op in problem.forward if op.must_run and op.creates]
+    assert drawing
+    assert "redraw" in variants
+
+
+def test_a_draw_from_its_mask_comes_before_a_second_draw() -> None:
+    problem = captured(masked)
+    floor = fxremat.frontier(problem, 2)[-1]
+    used = {problem.replays[step.replay].variant for step in floor.schedule.backward if step.replay >= 0}
+    assert used & {"from_mask", "redraw"}
+
+
+def test_autocast_equals_the_unrewritten_graph_bit_for_bit() -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.norm = nn.Linear(8, 8), nn.LayerNorm(8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return self.layer(self.norm(self.layer(torch.tanh(self.layer(x))) + x)).float()
+
+    def make() -> tuple[Any, tuple[Any, ...]]:
+        return Shared(), (torch.randn(30, 8, requires_grad=True),)
+
+    fn, args = made(make)
+    for plan in fxremat.frontier(captured(make), 3):
+        check = fxremat.verify(fn, args, budget=plan.peak_bytes, repeats=1, **QUICK)
+        check.raise_if_broken()
+        assert check.measured_peak_bytes == check.predicted_peak_bytes
+
+
+def test_a_policy_of_the_user_is_obeyed() -> None:
+    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+    def policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        chosen = op is torch.ops.aten.mm.default
+        return CheckpointPolicy.MUST_SAVE if chosen else CheckpointPolicy.PREFER_RECOMPUTE
+
+    def make() -> tuple[Any, tuple[Any, ...]]:
+        weight = torch.randn(8, 8, requires_grad=True)
+
+        def block(x: torch.Tensor) -> torch.Tensor:
+            return torch.sin(torch.cos(x @ weight) @ weight)
+
+        def step(x: torch.Tensor) -> Any:
+            contexts = lambda: create_selective_checkpoint_contexts(policy)  # noqa: E731
+            return checkpoint(block, x, use_reentrant=False, context_fn=contexts)
+
+        return step, (torch.randn(16, 8, requires_grad=True),)
+
+    hold_at_every_budget(make, fractions=(0.5, 0))
+    tagged = [op for op in captured(make).forward if op.target == "aten.mm.default"]
+    assert tagged
+    assert all("MUST_SAVE" in op.why_saved for op in tagged)
+
+
+def test_a_custom_operator_runs_once() -> None:
+    calls: list[int] = []
+
+    @torch.library.custom_op("fxremat_tests::scaled", mutates_args=())
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        calls.append(x.numel())
+        return x * 3
+
+    scaled.register_fake(torch.empty_like)
+    scaled.register_autograd(lambda ctx, gradient: gradient * 3)
+
+    def make() -> tuple[Any, tuple[Any, ...]]:
+        return lambda x: torch.sin(scaled(torch.cos(x)).exp()), (torch.randn(50, requires_grad=True),)
+
+    problem = captured(make)
+    (operation,) = [op for op in problem.forward if "scaled" in op.target]
+    assert "custom operator" in operation.why_saved
+    fn, args = made(make)
+    step = fxremat.optimize(fn, fxremat.frontier(problem, 2)[-1].peak_bytes, **QUICK)
+    step(*args).sum().backward()
+    calls.clear()
+    step(*args).sum().backward()
+    assert calls == [50]
