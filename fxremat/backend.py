@@ -17,7 +17,9 @@ tangents_held()  # torch.compile loads this module before it traces, and inside 
 _sessions: dict[int, tuple[object, Session]] = {}
 
 
-def fxremat(graph: fx.GraphModule, inputs: Sequence[Any], *, options: dict[str, Any] | None = None) -> Any:
+def fxremat(
+    graph: fx.GraphModule, inputs: Sequence[Any], *, options: dict[str, Any] | None = None
+) -> Any:
     """Compile one graph that Dynamo captured.
 
     Args:

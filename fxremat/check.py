@@ -18,7 +18,9 @@ from fxremat.errors import (
 )
 
 # Inductor fuses what stands together, and a plan moves things apart: sums may then round otherwise.
-INDUCTOR_EPSILONS = 256  # allowed difference, in units of the type's epsilon times the largest value
+INDUCTOR_EPSILONS = (
+    256  # allowed difference, in units of the type's epsilon times the largest value
+)
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,8 @@ class Check:
             broken = [name for name in self.differing[rule] if name in self.beyond_bound]
             if broken:
                 lines = tuple(
-                    f"{name}: largest difference {self.max_abs_diff.get(name, float('nan')):.3g}" for name in broken
+                    f"{name}: largest difference {self.max_abs_diff.get(name, float('nan')):.3g}"
+                    for name in broken
                 )
                 raise error(
                     f"{rule} differ from the unrewritten step ({len(broken)} values; the first: {lines[0]}). "
@@ -199,7 +202,9 @@ def same_bits(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
         return False
     if a.numel() == 0:
         return True
-    return torch.equal(a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8))
+    return torch.equal(
+        a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8)
+    )
 
 
 def _difference(a: torch.Tensor | None, b: torch.Tensor | None) -> float:

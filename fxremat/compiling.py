@@ -68,7 +68,9 @@ class Backend:
         trace = self.trace(self.session, device, total_bytes)
         with compiling():
             if options.executor == "inductor":
-                return compile_with_inductor(graph, inputs, trace.partition, trace.mark, _identity(options))
+                return compile_with_inductor(
+                    graph, inputs, trace.partition, trace.mark, _identity(options)
+                )
             compiler = aot_autograd(
                 fw_compiler=trace.forward_compiler,
                 bw_compiler=trace.backward_compiler,
@@ -164,7 +166,9 @@ class ReferenceTrace(Trace):
 
 def nothing_to_plan(session: Session, device: torch.device, resident_bytes: int) -> Plan:
     """The plan of a graph without a backward: nothing is saved, nothing recomputed."""
-    problem = RematProblem((), (), 0, (), (), (), resident_bytes, device=str(device), name=session.name)
+    problem = RematProblem(
+        (), (), 0, (), (), (), resident_bytes, device=str(device), name=session.name
+    )
     budget_bytes = session.options.budget.resolve(resident_bytes)
     return make_plan(problem, budget_bytes, Solution(Schedule((), ())), solver="nothing to do")
 
@@ -218,4 +222,3 @@ def expected_gradient_bytes(device: torch.device, tensors: Iterable[torch.Tensor
 def _identity(options: Any) -> str:
     """What a compiled graph depends on besides itself, for Inductor's cache."""
     return repr(replace(options, progress=None))
-

@@ -36,7 +36,13 @@ class Installed:
     gradients and one for steps that begin with them.
     """
 
-    def __init__(self, target: Callable[..., Any], owner: nn.Module | None, options: Options, trace: type[Trace] = Trace) -> None:
+    def __init__(
+        self,
+        target: Callable[..., Any],
+        owner: nn.Module | None,
+        options: Options,
+        trace: type[Trace] = Trace,
+    ) -> None:
         self.target = target
         self.trace = trace
         self.owner = None if owner is None else weakref.ref(owner)
@@ -102,7 +108,13 @@ class Installed:
         """
         from fxremat.verifying import verify_call  # it compiles both steps with this class
 
-        verify_call(self.target, self.owner and self.owner(), args, kwargs, self.session.options)
+        verify_call(
+            self.target,
+            self.owner() if self.owner is not None else None,
+            args,
+            kwargs,
+            self.session.options,
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One forward."""
@@ -139,6 +151,7 @@ def _traced(target: Callable[..., Any], options: Options) -> Callable[..., Any]:
             output = target(*args, **kwargs)
             return output, mark(output, keys)
 
+    assert isinstance(traced, types.FunctionType)
     return own_code(traced)
 
 
@@ -165,7 +178,9 @@ def optimize(target: F, options: Options) -> F:
         return target
     if not callable(target):
         raise OptionError(
-            f"fxremat.optimize takes a module or a callable, not {type(target).__name__}.", "target", target
+            f"fxremat.optimize takes a module or a callable, not {type(target).__name__}.",
+            "target",
+            target,
         )
     original = getattr(target, "__wrapped__", target) if hasattr(target, _SESSION) else target
     installed = Installed(original, None, options)
@@ -182,7 +197,9 @@ def _install(module: nn.Module, options: Options) -> None:
     restore(module)
     if module._compiled_call_impl is not None:
         raise OptionError(
-            "this module was compiled with module.compile(); optimise it instead of that.", "target", module
+            "this module was compiled with module.compile(); optimise it instead of that.",
+            "target",
+            module,
         )
     installed = Installed(module._call_impl, module, options)
     _failures.pop(module, None)
@@ -201,7 +218,9 @@ def _install(module: nn.Module, options: Options) -> None:
         return output
 
     setattr(call, _SESSION, installed.session)
-    module._compiled_call_impl = call  # Module.__call__ goes here; keys, class and copies stay plain
+    module._compiled_call_impl = (
+        call  # Module.__call__ goes here; keys, class and copies stay plain
+    )
 
 
 def restore(target: Any) -> Any:
@@ -251,7 +270,7 @@ def session_of(target: Any) -> Session | None:
     """The session behind a module, a function or what torch.compile returned."""
     if isinstance(target, nn.Module):
         found = getattr(target._compiled_call_impl, _SESSION, None)
-        if found is not None:
+        if isinstance(found, Session):
             return found
     found = getattr(target, _SESSION, None)
     return found if isinstance(found, Session) else compiled_session(target)

@@ -48,7 +48,11 @@ class Options:
             _check(name, getattr(self, name), known)
         if not isinstance(self.costs, CostTable):
             _check("costs", self.costs, ("measured", "roofline", "uniform"))
-        if isinstance(self.in_flight, bool) or not isinstance(self.in_flight, int) or self.in_flight < 1:
+        if (
+            isinstance(self.in_flight, bool)
+            or not isinstance(self.in_flight, int)
+            or self.in_flight < 1
+        ):
             raise OptionError(
                 f"in_flight={self.in_flight!r}: the number of forwards alive at once is an int from 1 up.",
                 "in_flight",
@@ -59,7 +63,9 @@ class Options:
             parse_bytes(self.reserve, "reserve")
         if not isinstance(self.time_limit_s, int | float) or not self.time_limit_s > 0:
             raise OptionError(
-                f"time_limit_s={self.time_limit_s!r}: give seconds above 0.", "time_limit_s", self.time_limit_s
+                f"time_limit_s={self.time_limit_s!r}: give seconds above 0.",
+                "time_limit_s",
+                self.time_limit_s,
             )
 
     @property
@@ -67,7 +73,9 @@ class Options:
         """The entries of the output to differentiate; None for all of them."""
         if self.differentiate == "all":
             return None
-        return self.differentiate if isinstance(self.differentiate, tuple) else (self.differentiate,)
+        return (
+            self.differentiate if isinstance(self.differentiate, tuple) else (self.differentiate,)
+        )
 
 
 def read_budget(budget: object) -> Budget:
@@ -108,6 +116,9 @@ def make_options(budget: object, given: dict[str, Any]) -> Options:
     for name in given:
         if name not in known:
             raise OptionError(
-                f"there is no option {name!r}; those that exist: {', '.join(known)}.", name, given[name], known
+                f"there is no option {name!r}; those that exist: {', '.join(known)}.",
+                name,
+                given[name],
+                known,
             )
     return Options(budget=parse_budget(budget), **given)

@@ -57,7 +57,13 @@ class Planned:
 
 
 def partition(
-    joint: Joint, budget: Budget, options: Options, *, resident_bytes: int, device: torch.device, name: str = ""
+    joint: Joint,
+    budget: Budget,
+    options: Options,
+    *,
+    resident_bytes: int,
+    device: torch.device,
+    name: str = "",
 ) -> Planned:
     """Plan a joint graph and divide it.
 
@@ -181,7 +187,7 @@ def cache_dir(options: Options) -> Path | None:
     """Where costs are kept between runs; None for nowhere."""
     if options.cache_dir is False:
         return None
-    return CACHE_DIR if options.cache_dir in (None, True) else Path(options.cache_dir)
+    return CACHE_DIR if options.cache_dir in (None, True) else Path(str(options.cache_dir))
 
 
 def _room_bytes(options: Options, device: torch.device) -> int | None:

@@ -15,6 +15,7 @@ from fxremat.solvers.floor import floor
 
 log = logging.getLogger("fxremat")
 
+
 @lru_cache(maxsize=64)
 def save_all_peak_bytes(problem: RematProblem) -> int:
     """Peak with everything saved that the backward reads, resident bytes included. [bytes]"""
@@ -41,7 +42,11 @@ def floor_plan(problem: RematProblem, time_limit_s: float = 60.0) -> Plan:
     schedule = floor(problem, time_limit_s=time_limit_s)
     peak_bytes = simulate(problem, schedule).peak_bytes
     return make_plan(
-        problem, peak_bytes, Solution(schedule), solver="floor", solve_s=time.perf_counter() - start_s
+        problem,
+        peak_bytes,
+        Solution(schedule),
+        solver="floor",
+        solve_s=time.perf_counter() - start_s,
     )
 
 

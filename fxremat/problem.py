@@ -18,7 +18,9 @@ SCHEMA_VERSION = 1
 class Kind(StrEnum):
     """Where a storage comes from."""
 
-    PRIMAL = "primal"  # parameters, buffers, inputs, constants: resident, size counted in resident_bytes
+    PRIMAL = (
+        "primal"  # parameters, buffers, inputs, constants: resident, size counted in resident_bytes
+    )
     TANGENT = "tangent"  # arrives when the backward starts
     VALUE = "value"  # made by an operation
 
@@ -148,14 +150,20 @@ class RematProblem:
         for index, operation in enumerate(self.operations):
             for g in operation.reads:
                 if g not in made:
-                    raise ValueError(f"operation {operation.name!r} reads storage {g} before it is made")
+                    raise ValueError(
+                        f"operation {operation.name!r} reads storage {g} before it is made"
+                    )
             for g in operation.creates:
                 if self.storages[g].producer != index:
-                    raise ValueError(f"storage {g} does not name {operation.name!r} as its producer")
+                    raise ValueError(
+                        f"storage {g} does not name {operation.name!r} as its producer"
+                    )
             made.update(operation.creates)
         for replay in self.replays:
             operation = self.operations[replay.operation]
-            if replay.operation >= self.num_forward or not set(replay.creates) <= set(operation.creates):
+            if replay.operation >= self.num_forward or not set(replay.creates) <= set(
+                operation.creates
+            ):
                 raise ValueError(f"a replay of {operation.name!r} creates what it may not")
 
     def save(self, path: "str | Path") -> None:
@@ -194,6 +202,7 @@ class RematProblem:
         read = {g for operation in self.backward for g in operation.reads}
         read.update(g for replay in self.replays for g in replay.reads)
         return tuple(
-            g for g, s in enumerate(self.storages)
+            g
+            for g, s in enumerate(self.storages)
             if g in read and s.kind is Kind.VALUE and s.producer < self.num_forward
         )

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from fxremat.problem import Kind, RematProblem
-from fxremat.simulate import Schedule, Step
+from fxremat.simulate import Schedule, Step, what_runs
 
 
 def expand(
@@ -73,7 +73,7 @@ def running_forward(problem: RematProblem, backward: Collection[Step]) -> tuple[
     wanted = {*problem.outputs, *problem.updates}
     made: set[int] = set()
     for step in backward:
-        runs = problem.operations[step.operation] if step.replay < 0 else problem.replays[step.replay]
+        runs = what_runs(problem, step)
         wanted.update(g for g in runs.reads if g not in made)
         made.update(runs.creates if step.replay < 0 else step.keeps)
     wanted.update(g for g in problem.gradients if g not in made)

@@ -12,7 +12,7 @@ the backward reads the copy that the forward made.
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fxremat.problem import Kind, RematProblem
+from fxremat.problem import Kind, Operation, Replay, RematProblem
 
 
 class Step(NamedTuple):
@@ -121,31 +121,48 @@ def simulate(
     Raises:
         ValueError: A step reads a storage of which no copy exists.
     """
-    operations, replays, storages = problem.operations, problem.replays, problem.storages
-    entry = len(schedule.forward)  # time of the moment between forward and backward
-    end = entry + 1 + len(schedule.backward)
-    copies = _Copies(problem, entry)
-    transient = [0] * (end + 1)
-    recompute_ns = -problem.step_ns
+    copies = _Copies(problem, entry=len(schedule.forward))
+    transient = [0] * (len(schedule.forward) + len(schedule.backward) + 2)
+    _run_forward(problem, schedule, copies, transient)
+    _run_backward(problem, schedule, copies, transient)
+    _let_go(problem, copies, end=len(transient) - 1, retain_graph=retain_graph)
+    cost_ns = sum(problem.operations[index].cost_ns for index in schedule.forward)
+    cost_ns += sum(what_runs(problem, step).cost_ns for step in schedule.backward)
+    return _account(problem, copies, transient, cost_ns - problem.step_ns)
 
+
+def what_runs(problem: RematProblem, step: Step) -> Operation | Replay:
+    """The operation or the replay behind a step of the backward."""
+    return problem.operations[step.operation] if step.replay < 0 else problem.replays[step.replay]
+
+
+def _run_forward(
+    problem: RematProblem, schedule: Schedule, copies: _Copies, transient: list[int]
+) -> None:
+    """The forward's steps; its outputs are held as long as the caller holds them."""
     for time, index in enumerate(schedule.forward):
-        operation = operations[index]
-        recompute_ns += operation.cost_ns
+        operation = problem.operations[index]
         transient[time] = operation.workspace_bytes
         for g in operation.reads:
             copies.read(g, time)
         for g in operation.creates:
             copies.make(g, time)
     for g in (*problem.updates, *problem.outputs):
-        if storages[g].kind is not Kind.PRIMAL:
+        if problem.storages[g].kind is not Kind.PRIMAL:
             held = problem.outputs_held and g in problem.outputs
-            copies.hold(g, end if held else entry - 1)
+            copies.hold(g, len(transient) - 1 if held else copies.entry - 1)
+
+
+def _run_backward(
+    problem: RematProblem, schedule: Schedule, copies: _Copies, transient: list[int]
+) -> None:
+    """The backward's steps, from the tangents to the gradients."""
+    storages = problem.storages
     for g, storage in enumerate(storages):
         if storage.kind is Kind.TANGENT:
-            copies.make(g, entry)
-    for time, step in enumerate(schedule.backward, start=entry + 1):
-        runs = operations[step.operation] if step.replay < 0 else replays[step.replay]
-        recompute_ns += runs.cost_ns
+            copies.make(g, copies.entry)
+    for time, step in enumerate(schedule.backward, start=copies.entry + 1):
+        runs = what_runs(problem, step)
         transient[time] = runs.workspace_bytes
         for g in runs.reads:
             copies.read(g, time)
@@ -155,15 +172,18 @@ def simulate(
             elif not storages[g].lazy:
                 transient[time] += storages[g].size_bytes
     for g in problem.gradients:
-        copies.read(g, end)
+        copies.read(g, len(transient) - 1)
+
+
+def _let_go(problem: RematProblem, copies: _Copies, end: int, *, retain_graph: bool) -> None:
+    """What outlives its last reader: tangents that nobody reads or that torch holds, kept graphs."""
     for g, copy in copies.newest.items():
-        unread = copies.last[copy] == entry  # fx code frees an argument after its last use, or never
-        if storages[g].kind is Kind.TANGENT and (unread or problem.tangents_held):
+        unread = copies.last[copy] == copies.entry  # fx code frees an argument after its last use
+        if problem.storages[g].kind is Kind.TANGENT and (unread or problem.tangents_held):
             copies.hold(g, end - 1)
     if retain_graph:
         for copy in copies.saved.values():
             copies.last[copy] = end
-    return _account(problem, copies, transient, recompute_ns)
 
 
 def _account(

@@ -309,7 +309,9 @@ def _check(both: _Verification, steps: int, repeats: int) -> Check:
         baseline_step_s=statistics.median(baseline_s),
         step_s=step_s,
         step_spread=(max(planned_s) - min(planned_s)) / step_s,
-        extra_calls=len(plan.schedule.forward) + len(plan.schedule.backward) - len(plan.problem.operations),
+        extra_calls=len(plan.schedule.forward)
+        + len(plan.schedule.backward)
+        - len(plan.problem.operations),
         max_abs_diff=largest,
         differing=differing,
         beyond_bound=beyond,

@@ -8,9 +8,9 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from fxremat.passes.opcall import OpCall
 from fxremat.passes.effects import is_random
 from fxremat.passes.joint import target_name
+from fxremat.passes.opcall import OpCall
 
 CPU_STATE_BYTES = 5056  # torch.get_rng_state(): the Mersenne Twister's state and its bookkeeping
 
@@ -20,6 +20,7 @@ FROM_MASK = torch.ops.aten.native_dropout_backward.default
 
 def call_of(node: fx.Node) -> OpCall:
     """What a node calls, with values in place of nodes."""
+    assert callable(node.target), f"{node.name} calls nothing"
     return OpCall(
         node.target,
         fx.node.map_arg(node.args, lambda n: n.meta.get("val")),
@@ -58,7 +59,7 @@ def state_bytes(node: fx.Node) -> int | None:
         for argument in node.all_input_nodes
         if isinstance(leaf := argument.meta.get("val"), torch.Tensor)
     }
-    devices |= {str(torch.device(d).type) for d in [node.kwargs.get("device")] if d is not None}
+    devices |= {torch.device(str(d)).type for d in [node.kwargs.get("device")] if d is not None}
     if devices == {"cpu"}:
         return CPU_STATE_BYTES
     return 0 if devices == {"cuda"} else None  # CUDA's states are host tensors

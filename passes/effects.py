@@ -38,7 +38,9 @@ def has_effect(node: fx.Node) -> bool:
     """Does it do more than return a value?"""
     target = node.target
     if isinstance(target, OpOverload):
-        return target._schema.is_mutable or target.name().startswith(("aten::_assert", "aten::sym_"))
+        return target._schema.is_mutable or target.name().startswith(
+            ("aten::_assert", "aten::sym_")
+        )
     return isinstance(target, HigherOrderOperator)
 
 

@@ -18,7 +18,7 @@ from fxremat.passes.joint import Joint, is_tangent, module_of, source_of, target
 from fxremat.passes.opcall import OpCall
 from fxremat.passes.phases import forward_names
 from fxremat.passes.storages import StorageTable, find_storages, is_held_by_caller
-from fxremat.problem import Kind, Operation, Replay, RematProblem, Storage
+from fxremat.problem import Kind, Operation, RematProblem, Replay, Storage
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,9 @@ def calls(analysis: Analysis) -> list[OpCall]:
     return found
 
 
-def extract(analysis: Analysis, price: Price, *, outputs_held: bool, resident_bytes: int) -> RematProblem:
+def extract(
+    analysis: Analysis, price: Price, *, outputs_held: bool, resident_bytes: int
+) -> RematProblem:
     """Make the problem of a joint graph.
 
     Args:
@@ -102,7 +104,9 @@ def extract(analysis: Analysis, price: Price, *, outputs_held: bool, resident_by
     index_of = {name: index for index, name in enumerate(analysis.operations)}
     storages = [
         Storage(value, size_bytes, _kind(nodes[owner]), index_of.get(owner, -1))
-        for value, owner, size_bytes in zip(_value_names(analysis), table.owner, table.size_bytes, strict=True)
+        for value, owner, size_bytes in zip(
+            _value_names(analysis), table.owner, table.size_bytes, strict=True
+        )
     ]
     operations: list[Operation] = []
     replays: list[Replay] = []
@@ -143,7 +147,9 @@ def _value_names(analysis: Analysis) -> list[str]:
     table = analysis.storages
     names = list(table.owner)
     for owner, created in table.creates.items():
-        parts = {g: f"{owner}.{i}" for i, g in enumerate(table.of[owner])} if len(created) > 1 else {}
+        parts = (
+            {g: f"{owner}.{i}" for i, g in enumerate(table.of[owner])} if len(created) > 1 else {}
+        )
         for user in analysis.nodes[owner].users:
             for g in table.of.get(user.name, ()) if user.target is operator.getitem else ():
                 parts[g] = user.name
@@ -189,15 +195,15 @@ def _replays(
     if state is not None:
         held_bytes = state_bytes(node) or 0  # the state that is put back afterwards
         both = tuple(sorted({*reads, state}))
-        found.append(
-            Replay(index, "redraw", both, creates, cost_ns, workspace_bytes + held_bytes)
-        )
+        found.append(Replay(index, "redraw", both, creates, cost_ns, workspace_bytes + held_bytes))
     return found
 
 
 def _returned(analysis: Analysis, values: list[fx.Node | None]) -> tuple[int, ...]:
     """Storages behind what is returned, without repeats."""
-    found = {g for node in values if isinstance(node, fx.Node) for g in analysis.storages.of[node.name]}
+    found = {
+        g for node in values if isinstance(node, fx.Node) for g in analysis.storages.of[node.name]
+    }
     return tuple(sorted(found))
 
 
@@ -210,5 +216,3 @@ def resident_storages(analysis: Analysis) -> dict[str, int]:
         for name, size_bytes in zip(table.owner, table.size_bytes, strict=True)
         if is_held_by_caller(nodes[name])
     }
-
-

@@ -60,11 +60,13 @@ def compile_with_inductor(
     }
     with inductor_config.patch(patches):
         compiled = compile_fx(graph, list(inputs))
+    call: Callable[..., Any] = compiled  # type: ignore[assignment]  # why: other results are of AOT packages
 
     def run(*args: Any) -> Any:
         mark()
-        return compiled(*args)
+        return call(*args)
 
     if getattr(compiled, "_boxed_call", False):
         run._boxed_call = True  # type: ignore[attr-defined]  # why: torch looks for it on the instance
-    return torch._dynamo.disable(run)
+    shielded: Callable[..., Any] = torch._dynamo.disable(run)
+    return shielded

@@ -36,8 +36,8 @@ def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int:
                 {**group, "params": [_fake(mode, p) for p in group["params"]]}
                 for group in optimizer.param_groups
             ]
-            type(optimizer).step.__wrapped__(twin) if hasattr(type(optimizer).step, "__wrapped__") else twin.step()
-    except Exception as error:  # noqa: BLE001  # why: user code of any kind runs here
+            twin.step()
+    except Exception as error:  # why: user code of any kind runs here
         raise OptionError(
             f"the state of {type(optimizer).__name__} could not be found without running it ({error}). "
             "Give its bytes: reserve='2GiB'.",

@@ -15,7 +15,11 @@ from fxremat.passes.effects import is_random
 
 
 def reference_partition(
-    module: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, static_lifetime_input_indices: Sequence[int] | None = None
+    module: fx.GraphModule,
+    inputs: Any,
+    *,
+    num_fwd_outputs: int,
+    static_lifetime_input_indices: Sequence[int] | None = None,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Divide a joint graph as AOTAutograd does by default.
 

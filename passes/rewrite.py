@@ -122,7 +122,8 @@ class _Writer:
                 stack.pop()
                 continue
             missing = [
-                user for user in top.all_input_nodes
+                user
+                for user in top.all_input_nodes
                 if not self._is_result(user) and user.name not in self.views
             ]
             if missing:
@@ -148,7 +149,9 @@ class _Writer:
             )
         return found
 
-    def _call(self, node: fx.Node, target: Any, args: tuple[Any, ...], kwargs: Any, name: str) -> fx.Node:
+    def _call(
+        self, node: fx.Node, target: Any, args: tuple[Any, ...], kwargs: Any, name: str
+    ) -> fx.Node:
         """A new node that stands where ``node`` stood for its readers."""
         copy = self.graph.create_node("call_function", target, args, kwargs, name)
         copy.meta.update(node.meta)
@@ -183,8 +186,8 @@ class _Writer:
         name = f"{node.name}_replay"
         if variant == "from_mask":
             result, mask = sorted((user for user in node.users if is_part(user)), key=_position)
-            args = mask_arguments(node, self._fetch(_first(node)), self._fetch(mask))
-            copy = self._call(result, FROM_MASK, args, {}, name)
+            made = mask_arguments(node, self._fetch(_first(node)), self._fetch(mask))
+            copy = self._call(result, FROM_MASK, made, {}, name)
             self._renew({result.name: copy})
         elif variant == "redraw":
             args, kwargs = self._arguments(node)
@@ -205,7 +208,9 @@ class _Writer:
         of = self.analysis.storages.of
         self._renew(
             {
-                part.name: self._call(part, operator.getitem, (copy, part.args[1]), {}, copy.name + "_part")
+                part.name: self._call(
+                    part, operator.getitem, (copy, part.args[1]), {}, copy.name + "_part"
+                )
                 for part in parts
                 if keeps is None or set(keeps).intersection(of[part.name])
             }

@@ -46,8 +46,11 @@ def mark(output: Any, keys: tuple[Key, ...]) -> torch.Tensor:
         if entry is None:
             absent = absent + "," + str(key)
         else:
-            found.extend(leaf for leaf in pytree.tree_leaves(entry) if isinstance(leaf, torch.Tensor))
-    return select(found, absent + ";" + ",".join(_names(output)))
+            found.extend(
+                leaf for leaf in pytree.tree_leaves(entry) if isinstance(leaf, torch.Tensor)
+            )
+    marked: torch.Tensor = select(found, absent + ";" + ",".join(_names(output)))
+    return marked
 
 
 def _entry(output: Any, key: Key) -> Any:
@@ -56,7 +59,9 @@ def _entry(output: Any, key: Key) -> Any:
     if isinstance(output, Mapping) and key in output:
         return output[key]
     if isinstance(key, str):
-        named = not isinstance(output, Mapping | tuple | list) or key in getattr(output, "_fields", ())
+        named = not isinstance(output, Mapping | tuple | list) or key in getattr(
+            output, "_fields", ()
+        )
         return getattr(output, key, None) if named else None
     if isinstance(output, Mapping):
         values = list(output.values())
@@ -115,7 +120,8 @@ def detach_the_rest(graph: fx.GraphModule, keys: tuple[Key, ...]) -> fx.GraphMod
     graph.graph.erase_node(node)
     with graph.graph.inserting_before(output):
         output.args = fx.node.map_arg(
-            output.args, lambda n: n if n in selected or n.op == "placeholder" else _detached(graph.graph, n)
+            output.args,
+            lambda n: n if n in selected or n.op == "placeholder" else _detached(graph.graph, n),
         )
     graph.recompile()
     return graph

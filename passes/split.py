@@ -47,11 +47,19 @@ def split(joint: Rewritten) -> Split:
     placeholders = list(graph.find_nodes(op="placeholder"))
     primals = [node for node in placeholders if is_primal(node)]
     tangents = [node for node in placeholders if is_tangent(node)]
-    forward = [n for n in graph.nodes if n.op not in ("placeholder", "output") and n.name not in joint.backward]
+    forward = [
+        n
+        for n in graph.nodes
+        if n.op not in ("placeholder", "output") and n.name not in joint.backward
+    ]
     backward = [node for node in graph.nodes if node.name in joint.backward]
     saved = _crossing(primals, forward, backward, returned[count:])
     forward_graph = _extract(
-        joint, primals, forward, returned[:count] + saved, descriptions[:count] + [None] * len(saved)
+        joint,
+        primals,
+        forward,
+        returned[:count] + saved,
+        descriptions[:count] + [None] * len(saved),
     )
     backward_graph = _extract(
         joint, saved + tangents, backward, returned[count:], descriptions[count:]
@@ -60,7 +68,10 @@ def split(joint: Rewritten) -> Split:
 
 
 def _crossing(
-    primals: list[fx.Node], forward: list[fx.Node], backward: list[fx.Node], gradients: list[fx.Node | None]
+    primals: list[fx.Node],
+    forward: list[fx.Node],
+    backward: list[fx.Node],
+    gradients: list[fx.Node | None],
 ) -> list[fx.Node]:
     """What the backward reads of the forward, in graph order, version-checked values first."""
     read = {user for node in backward for user in node.all_input_nodes}

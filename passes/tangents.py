@@ -25,13 +25,13 @@ def tangents_held() -> bool:
     """
     found: list[bool] = []
 
-    def forward_compiler(module: fx.GraphModule, _inputs: Sequence[Any]) -> Any:
-        return module.forward
+    def forward_compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+        return gm.forward
 
-    def backward_compiler(module: fx.GraphModule, _inputs: Sequence[Any]) -> Any:
+    def backward_compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         def run(args: list[Any]) -> Any:
             tangent = StorageWeakRef(args[-1].untyped_storage())
-            result = module(*args)
+            result = gm(*args)
             args.clear()
             found.append(not tangent.expired())
             return result

@@ -23,7 +23,9 @@ __all__ = [
     "own_code", "shortened", "tracing",
 ]  # fmt: skip
 
-RECOMPILE_LIMIT = 256  # each shape is a graph of its own; Dynamo's 8 serves models with guards that flap
+RECOMPILE_LIMIT = (
+    256  # each shape is a graph of its own; Dynamo's 8 serves models with guards that flap
+)
 
 for _owner, _name in (
     (dynamo_config, "ignore_logging_functions"),
@@ -59,7 +61,17 @@ def _logging_functions() -> set[Callable[..., Any]]:
 
     transformers adds ``warning_once`` and ``info_once`` to ``logging.Logger`` when it is imported.
     """
-    names = ("debug", "info", "warning", "error", "exception", "critical", "log", "warning_once", "info_once")
+    names = (
+        "debug",
+        "info",
+        "warning",
+        "error",
+        "exception",
+        "critical",
+        "log",
+        "warning_once",
+        "info_once",
+    )
     found = {getattr(logging.Logger, name) for name in names if hasattr(logging.Logger, name)}
     found |= {warnings.warn, *dynamo_config.ignore_logging_functions}
     return _Unlisted(found) if SORTS_SETTINGS else found
@@ -68,14 +80,19 @@ def _logging_functions() -> set[Callable[..., Any]]:
 @contextlib.contextmanager
 def tracing() -> Iterator[None]:
     """Settings under which Dynamo traces for fxremat: one graph, whatever is logged on the way."""
-    with warnings.catch_warnings(), dynamo_config.patch(
-        ignore_logging_functions=_logging_functions(),
-        recompile_limit=RECOMPILE_LIMIT,
-        accumulated_recompile_limit=8 * RECOMPILE_LIMIT,
-        optimize_ddp=False,  # DDP would cut the graph into buckets, each with a plan of its own
+    with (
+        warnings.catch_warnings(),
+        dynamo_config.patch(
+            ignore_logging_functions=_logging_functions(),
+            recompile_limit=RECOMPILE_LIMIT,
+            accumulated_recompile_limit=8 * RECOMPILE_LIMIT,
+            optimize_ddp=False,  # DDP would cut the graph into buckets, each with a plan of its own
+        ),
     ):
         # Dynamo looks at .grad of every tensor it meets, intermediate ones too.
-        warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
+        warnings.filterwarnings(
+            "ignore", message="The .grad attribute of a Tensor that is not a leaf"
+        )
         yield
 
 
@@ -140,7 +157,7 @@ def shortened() -> Iterator[None]:
     except FxrematError as error:
         kind = type(error)
         passing = type(kind.__name__, (kind, ShortenTraceback), {"__module__": kind.__module__})
-        passed = passing.__new__(passing)
+        passed: Any = BaseException.__new__(passing)
         passed.args, passed.__dict__ = error.args, dict(error.__dict__)
         passed.first_useful_frame = None
         raise passed from None
@@ -150,7 +167,9 @@ def backend_arguments(compiled: Any) -> dict[str, Any]:
     """The keyword arguments that ``torch.compile`` keeps for its backend; empty if there are none."""
     context = getattr(compiled, "dynamo_ctx", None)
     for cell in getattr(compiled, "__closure__", None) or ():
-        context = context or (cell.cell_contents if hasattr(cell.cell_contents, "callback") else None)
-    backend = innermost_backend(getattr(context, "callback", None))
+        context = context or (
+            cell.cell_contents if hasattr(cell.cell_contents, "callback") else None
+        )
+    backend = innermost_backend(context.callback) if context is not None else None
     found = getattr(backend, "kwargs", None)
     return found if isinstance(found, dict) else {}

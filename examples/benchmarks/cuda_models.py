@@ -185,7 +185,7 @@ class UNet(LossModel):
         skips.pop()
         for block in self.up:
             x = self.block(block, torch.cat([doubled(x), skips.pop()], 1))
-        return F.mse_loss(self.leave(x), noise)
+        return (self.leave(x) - noise).square().mean()
 
 
 def doubled(x: Tensor) -> Tensor:
@@ -257,7 +257,7 @@ class Llama(LossModel):
         x = states
         for block in self.blocks:
             x = self.block(block, x)
-        return F.mse_loss(self.norm(x), targets)
+        return (self.norm(x) - targets).float().square().mean()
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,16 +158,15 @@ def _recording(runner: Runner) -> type[Trace]:
 
         def pose(self, module: fx.GraphModule, num_forward_outputs: int) -> RematProblem:
             """The problem of the joint graph, priced by the shared table."""
-            analysis = analyse(joint_of(module, num_forward_outputs))
-            runner.prices.learn(calls_of(analysis))
-            problem, _ = pose(
-                analysis,
+            joint = joint_of(module, num_forward_outputs)
+            runner.prices.learn(calls_of(analyse(joint)))
+            return pose(
+                joint,
                 make_options(UNLIMITED, {"costs": runner.prices.table}),
                 resident_bytes=self.resident_bytes,
                 device=self.device,
                 progress=Progress(False),
-            )
-            return problem
+            ).problem
 
     return Recording
 

@@ -168,7 +168,8 @@ def _summary(pairs: Sequence[tuple[Row, Row]], rows: Sequence[Row]) -> str:
         verdict = "holds" if ours_s <= TARGET * theirs_s else "missed"
         lines.append(
             f"Extra step time summed over {len(ran)} peaks: fxremat {ours_s:.1%}, torch "
-            f"{theirs_s:.1%} of a step, ratio {_ratio(ours_s, theirs_s)} (target at most {TARGET:.2f}: {verdict})."
+            f"{theirs_s:.1%} of a step, ratio {_ratio(ours_s, theirs_s)} (target at most "
+            f"{TARGET:.2f}: {verdict})."
         )
         worst = max(ours.extra - theirs.extra for theirs, ours in ran)
         verdict = "holds" if worst <= SLACK else "missed"
@@ -182,7 +183,7 @@ def _summary(pairs: Sequence[tuple[Row, Row]], rows: Sequence[Row]) -> str:
         row for row in rows if row.budget_bytes is not None and row.peak_bytes > row.budget_bytes
     ]
     lines += [f"OVER BUDGET: {r.name}: {r.peak_bytes:,} of {r.budget_bytes:,} bytes." for r in over]
-    odd = [r for r in rows if r.planned_ns is not None and r.planned_ns != r.recompute_ns]
+    odd = [r for r in rows if (r.planned_ns or 0) < (r.recompute_ns or 0) and r.tool == "fxremat"]
     lines += [
         f"The plan of {r.name} ({_knob(r)}) recomputes for {r.planned_ns:,} ns, its graphs for "
         f"{r.recompute_ns:,} ns."

@@ -123,9 +123,7 @@ class Bench:
 
     def add(self, row: Row) -> Row:
         """Note a row, and say so."""
-        say(
-            f"{self.subject.name}: {row.name}" + (f" ({row.knob})" if row.tool == "fxremat" else "")
-        )
+        say(f"{self.subject.name}: {row.name}")
         self.rows.append(row)
         return row
 
@@ -135,6 +133,7 @@ class Bench:
         row.peak_bytes = measure(self.subject, runner)
         row.cost_ns = runner.cost_ns
         row.recompute_ns = runner.cost_ns - base.step.cost_ns
+        say(f"  peak {format_bytes(row.peak_bytes)}, recompute {row.recompute:+.1%}")
 
     def same(self, expected: list[torch.Tensor], run: Callable[[], Any]) -> bool:
         """Are outputs and gradients equal bit for bit?"""
