@@ -3,9 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import fx, nn
+from torch.utils._pytree import tree_leaves
 
-from fxremat.compiling import Trace
+from fxremat.compiling import Trace, require_device
 from fxremat.errors import CaptureError
 from fxremat.install import Installed
 from fxremat.options import make_options
@@ -59,6 +61,8 @@ def capture(
     module = fn if isinstance(fn, nn.Module) else None
     target = fn._call_impl if isinstance(fn, nn.Module) else fn
     installed = Installed(target, module, options, trace=_Capture)
+    given_tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    require_device([*installed.tensors(), *given_tensors])
     try:
         with Progress(options.progress).stage(TRACING):
             installed(*args, **(kwargs or {}))

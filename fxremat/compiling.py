@@ -9,7 +9,7 @@ import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 
-from fxremat.errors import UnsupportedGraphError
+from fxremat.errors import CaptureError, UnsupportedGraphError
 from fxremat.passes.boxed import Boxed, boxed
 from fxremat.passes.inductor import compile_with_inductor
 from fxremat.passes.reference import reference_partition
@@ -171,6 +171,23 @@ def nothing_to_plan(session: Session, device: torch.device, resident_bytes: int)
     )
     budget_bytes = session.options.budget.resolve(resident_bytes)
     return make_plan(problem, budget_bytes, Solution(Schedule((), ())), solver="nothing to do")
+
+
+def require_device(tensors: Iterable[torch.Tensor]) -> None:
+    """Refuse to trace for CUDA where torch has no such device.
+
+    A trace runs autograd on fake tensors, and its engine asks the device for streams: without one it
+    raises, or ends the process where torch was built for the CPU.
+
+    Raises:
+        CaptureError: It would.
+    """
+    if any(tensor.device.type == "cuda" for tensor in tensors) and not torch.cuda.is_available():
+        raise CaptureError(
+            "the model or its arguments are on 'cuda', and torch sees no CUDA device here; its autograd "
+            "cannot trace a backward for one, not even of fake tensors. Capture on a machine that has one "
+            "and save the problem, or put the fake tensors on 'cpu'."
+        )
 
 
 def device_of(tensors: Iterable[torch.Tensor]) -> torch.device:

@@ -115,6 +115,7 @@ class RematProblem:
         resident_bytes: Parameters, buffers, inputs, existing gradients and reserve. [bytes]
         outputs_held: The caller keeps the outputs until the backward ends.
         tangents_held: Autograd keeps the tangents until the backward ends, read or not.
+        copied_bytes: Held in the end by autograd's copies of gradients, above the gradients. [bytes]
         in_flight: Forwards alive at once before their backwards.
         unrewritten_peak_bytes: Peak of the step as it was, before equal operations were merged, with
             resident bytes; 0: that of saving everything here. [bytes]
@@ -132,6 +133,7 @@ class RematProblem:
     resident_bytes: int = 0
     outputs_held: bool = True
     tangents_held: bool = False
+    copied_bytes: int = 0
     in_flight: int = 1
     unrewritten_peak_bytes: int = 0
     costs: str = "uniform"

@@ -173,6 +173,7 @@ def _run_backward(
                 transient[time] += storages[g].size_bytes
     for g in problem.gradients:
         copies.read(g, len(transient) - 1)
+    transient[-1] = problem.copied_bytes
 
 
 def _let_go(problem: RematProblem, copies: _Copies, end: int, *, retain_graph: bool) -> None:

@@ -62,7 +62,8 @@ def seeded_loss(output: Any) -> torch.Tensor:
             "no output requires a gradient, so there is no backward to verify. Call the model in "
             "training mode, with gradients on."
         )
-    loss: torch.Tensor = _Seed.apply(_unit(wanted[0].device), *wanted)
+    seed: Callable[..., torch.Tensor] = _Seed.apply
+    loss = seed(_unit(wanted[0].device), *wanted)
     return loss
 
 
@@ -224,13 +225,16 @@ class _Verification:
                         tensor -= LEARNING_RATE * tensor.grad
                     self.state.clear(tensor)
 
-    def measure(self) -> tuple[int, int]:
+    def measure(self, device: torch.device) -> tuple[int, int]:
         """Peak and reserved bytes of a warm planned step, above what was there before it. [bytes]"""
         self.state.put_back()
         gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()  # what other steps needed is not reserved for this one
         kept: list[Any] = []
-        peak = measure_peak(lambda: kept.append(self.step(self.planned)))
-        return peak.peak_bytes, peak.reserved_bytes
+        peak = measure_peak(lambda: kept.append(self.step(self.planned)), device=device)
+        start_bytes = peak.absolute_bytes - peak.peak_bytes
+        return peak.peak_bytes, peak.reserved_bytes - start_bytes
 
     def times(self, repeats: int) -> tuple[list[float], list[float]]:
         """Times of both kinds of step, taken alternately. [s]"""
@@ -293,7 +297,7 @@ def _check(both: _Verification, steps: int, repeats: int) -> Check:
         plan = both.planned.session.only_plan()
         _room_for_reference(both.planned.session)
         expected = both.observe(both.reference, steps)
-        peak_bytes, reserved_bytes = both.measure()
+        peak_bytes, reserved_bytes = both.measure(torch.device(plan.problem.device))
         baseline_s, planned_s = both.times(max(1, repeats))
     finally:
         both.state.restore()

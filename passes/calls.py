@@ -1,6 +1,7 @@
 """The call that each operation and each replay makes, so that it can be priced and rewritten."""
 
 import operator
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -31,16 +32,24 @@ def call_of(node: fx.Node) -> OpCall:
 
 def has_mask(node: fx.Node) -> bool:
     """Is it a dropout whose result can be made again from its mask?"""
-    parts = {user.args[1] for user in node.users if user.target is operator.getitem}
-    return node.target is NATIVE_DROPOUT and node.args[2] is not False and parts == {0, 1}
+    if node.target is not NATIVE_DROPOUT or node.args[2] is False:
+        return False
+    if float(node.args[1]) >= 1.0:  # type: ignore[arg-type]  # why: fx types arguments loosely
+        return False  # its result is +0 everywhere; a product with the mask has signs
+    return {user.args[1] for user in node.users if user.target is operator.getitem} == {0, 1}
 
 
 def mask_arguments(node: fx.Node, value: Any, mask: Any) -> tuple[Any, Any, float]:
     """Arguments of ``native_dropout_backward`` that give the result of a ``native_dropout``.
 
-    Both multiply by the mask and by ``1 / (1 - p)``; aten computes that scale as here, in double.
+    Both multiply by the mask and by ``1 / (1 - p)``. On the CPU aten computes that scale in double.
+    On CUDA its kernel rounds ``1 - p`` to float first, unless it works in double: for p = 0.15 the
+    scales differ in the last bit.
     """
     keep = 1.0 - float(node.args[1])  # type: ignore[arg-type]  # why: fx types arguments loosely
+    result = node.meta["val"][0]
+    if result.device.type == "cuda" and result.dtype != torch.float64:
+        (keep,) = struct.unpack("f", struct.pack("f", keep))
     return value, mask, 0.0 if keep == 0.0 else 1.0 / keep
 
 

@@ -224,7 +224,8 @@ def _measure_cuda(jobs: list[Job], bench: _Bench) -> dict[str, Cost]:
             continue
         share_ns = bench.left_ns() // (len(jobs) - index)
         try:
-            costs[job.key] = measure_cuda(prepare(job), share_ns)
+            with torch.cuda.device(job.cuda_device):  # its allocator is the one that is asked
+                costs[job.key] = measure_cuda(prepare(job), share_ns)
         except FAILURES as error:
             bench.reasons[job.key] = f"it does not run on made-up inputs: {one_line(error)}"
         bench.step()

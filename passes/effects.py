@@ -73,7 +73,9 @@ def why_saved(node: fx.Node, joint: Joint, storages: StorageTable) -> str:
     written = _written_inputs(node, joint, storages)
     if written:
         return f"it reads {', '.join(written)}, which the step writes"
-    if _on_cuda(node) and f"aten.{target._opname}" in NONDETERMINISTIC_ON_CUDA:
+    if _on_cuda(node) and (
+        f"aten.{target._opname}" in NONDETERMINISTIC_ON_CUDA or _is_transposed_convolution(node)
+    ):
         return "a second run on CUDA may round otherwise"
     return ""
 
@@ -88,6 +90,15 @@ def _written_inputs(node: fx.Node, joint: Joint, storages: StorageTable) -> list
     }
     read = {g for user in node.all_input_nodes for g in storages.of[user.name]}
     return [name for g, name in written.items() if g in read]
+
+
+def _is_transposed_convolution(node: fx.Node) -> bool:
+    """Is it computed like a convolution's gradient, for which cuDNN may add with atomics?"""
+    if node.target is not torch.ops.aten.convolution.default:
+        return False
+    return bool(_argument(node, "transposed", default=False)) and not (
+        torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
+    )
 
 
 def _on_cuda(node: fx.Node) -> bool:

@@ -14,6 +14,7 @@ from fxremat.passes.calls import (
     state_bytes,
 )
 from fxremat.passes.effects import has_effect, is_random, why_saved
+from fxremat.passes.gradients import copied_bytes
 from fxremat.passes.joint import Joint, is_tangent, module_of, source_of, target_name
 from fxremat.passes.opcall import OpCall
 from fxremat.passes.phases import forward_names
@@ -139,6 +140,7 @@ def extract(
         gradients=_returned(analysis, analysis.joint.gradients),
         resident_bytes=resident_bytes,
         outputs_held=outputs_held,
+        copied_bytes=copied_bytes(analysis.joint, table),
     )
 
 

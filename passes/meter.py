@@ -63,7 +63,7 @@ def measure_peak(
         ProfilerBusyError: Another torch profiler is running.
     """
     if device is None:
-        in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        in_use = torch.cuda.is_initialized()
         device = "cuda" if in_use else "cpu"
     place = torch.device(device)
     if place.type == "cuda":

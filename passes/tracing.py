@@ -93,6 +93,8 @@ def tracing() -> Iterator[None]:
         warnings.filterwarnings(
             "ignore", message="The .grad attribute of a Tensor that is not a leaf"
         )
+        # It makes an instance of a user's autograd.Function, to trace with its context.
+        warnings.filterwarnings("ignore", message=".*should not be instantiated. Methods on autograd")
         yield
 
 

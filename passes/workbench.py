@@ -6,7 +6,7 @@ profile over all calls. On CUDA: events on the stream, and the allocator's own m
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import cast
 
@@ -23,6 +23,23 @@ Run = Callable[[], object]
 # Operators of these libraries compute and do nothing else. Others may communicate, count or print,
 # or trust their inputs: they are not run for practice.
 _SAFE_NAMESPACES = frozenset({"aten", "prims", "quantized", "torchvision"})
+# These take probabilities. On CUDA another value is no error that can be caught: the kernel's
+# assertion makes every later call of the process fail.
+_PROBABILITIES = frozenset(
+    {
+        "aten::bernoulli", "aten::binary_cross_entropy", "aten::binary_cross_entropy_backward",
+        "aten::binomial", "aten::multinomial", "aten::poisson",
+    }
+)  # fmt: skip
+# These read their seed and offset on the host, as their forward returns them; the trace says
+# "cuda", and a device's address there would end the process.
+_HOST_SEEDS = frozenset(
+    {
+        "aten::_cudnn_attention_backward", "aten::_efficient_attention_backward",
+        "aten::_scaled_dot_product_cudnn_attention_backward",
+        "aten::_scaled_dot_product_efficient_attention_backward",
+    }
+)  # fmt: skip
 _KERNEL_SAMPLES = 3  # batches of kernels timed on a GPU
 _MAX_REPEATS = 100
 _ENOUGH = 8  # samples
@@ -49,13 +66,18 @@ class Job:
     kwargs: dict[str, object]
 
     @property
-    def on_cuda(self) -> bool:
-        """Whether it runs on a GPU."""
-        places = [spec.device.type for spec in specs([self.args, self.kwargs])]
+    def cuda_device(self) -> torch.device | None:
+        """The GPU that it runs on; None for the CPU."""
+        places = [spec.device for spec in specs([self.args, self.kwargs])]
         device = self.kwargs.get("device")
         if isinstance(device, torch.device):
-            places.append(device.type)
-        return "cuda" in places
+            places.append(device)
+        return next((place for place in places if place.type == "cuda"), None)
+
+    @property
+    def on_cuda(self) -> bool:
+        """Whether it runs on a GPU."""
+        return self.cuda_device is not None
 
     def inputs(self) -> tuple[TensorSpec, ...]:
         """Its tensors."""
@@ -74,12 +96,26 @@ def make_job(key: str, call: OpCall) -> Job:
         raise Unmeasurable("a Python function is not run on made-up inputs")
     if call.target.namespace not in _SAFE_NAMESPACES:
         raise Unmeasurable(f"operators of {call.target.namespace!r} may do more than compute")
+    args = cast("tuple[object, ...]", concrete(call.args))
     return Job(
         key=key,
         operator=call.target._schema.name,
         target=call.target,
-        args=cast("tuple[object, ...]", concrete(call.args)),
+        args=_with_host_seeds(call.target._schema, args),
         kwargs=cast("dict[str, object]", concrete(dict(call.kwargs))),
+    )
+
+
+def _with_host_seeds(schema: torch.FunctionSchema, args: tuple[object, ...]) -> tuple[object, ...]:
+    """The same arguments, with what the operator reads on the host there."""
+    if schema.name not in _HOST_SEEDS:
+        return args
+    names = [argument.name for argument in schema.arguments]
+    return tuple(
+        replace(value, device=torch.device("cpu"))
+        if isinstance(value, TensorSpec) and name.startswith("philox_")
+        else value
+        for name, value in zip(names, args, strict=False)
     )
 
 
@@ -90,7 +126,7 @@ def prepare(job: Job) -> Run:
         FAILURES: It takes neither normal nor only positive floats.
     """
     try:
-        run = _bind(job, positive=False)
+        run = _bind(job, positive=job.operator in _PROBABILITIES)
         run()
     except FAILURES:  # a probability, perhaps
         run = _bind(job, positive=True)
@@ -187,4 +223,4 @@ def _batch_ns(run: Run, count: int) -> int:
 
 
 def _timing_event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    return torch.cuda.Event(enable_timing=True)

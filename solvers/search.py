@@ -4,13 +4,14 @@ A *choice* is a set of saved storages; ``expand`` makes it a schedule and the si
 costs and holds. From a choice, ``Search`` tries to flip single values, to exchange one or two saved
 values for others, and to slide a save along the graph (to the inputs of what made it, or to what is
 made from it). ``Screen`` prices all neighbours at once; the promising ones go to the simulator, and
-only what the simulator confirms is accepted. Effort is counted in choices priced, not in seconds, so
-that a run repeats exactly; the clock is only a safety net.
+only what the simulator confirms is accepted. Effort is counted in choices priced, not in seconds, so that
+a run repeats exactly; the clock is only a safety net.
 """
 
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from fxremat.simulate import Schedule, simulate
 from fxremat.solvers.screen import Ints, Screen
 
 _BATCH = 512
+_SHORTLIST = 24  # values that double exchanges are made of
 _FEW = 9  # values up to which every choice is priced
 _VERIFY = 24  # neighbours that one round shows to the simulator
 
@@ -63,6 +65,9 @@ class Goal:
 
     budget_bytes: int
     summed: bool = True
+
+
+_Flip = tuple[int, int]  # change of the cost [ns], value
 
 
 class Clock:
@@ -260,31 +265,29 @@ class Search:
         self, best: Judged, singles: Sequence[frozenset[int]], costs: Sequence[int], most: int
     ) -> list[frozenset[int]]:
         """Exchange saved values for others, where the single flips promise a gain."""
-        sizes = self.problem.storages
         flips = [g for g in self.screen.columns if g not in self.kept]
-        drops: list[tuple[int, int]] = []
-        adds: list[tuple[int, int]] = []
+        drops: list[_Flip] = []
+        adds: list[_Flip] = []
         for g, cost_ns in zip(flips, costs, strict=False):
-            (drops if g in best.saved else adds).append((cost_ns - best.recompute_ns, g))
-        adds = [pair for pair in adds if pair[0] < 0]
-        found: list[tuple[int, int, frozenset[int]]] = []
-        for gain, h in adds:
-            for loss, g in drops:
-                if gain + loss < 0:
-                    found.append((gain + loss, len(found), frozenset((g, h))))
-        light = sorted(drops, key=lambda pair: (pair[0] / max(1, sizes[pair[1]].size_bytes), pair))
-        rich = sorted(adds, key=lambda pair: (pair[0] / max(1, sizes[pair[1]].size_bytes), pair))
-        for gain, h in rich[:24]:
-            for i, (loss, g) in enumerate(light[:24]):
-                for second, other in light[:i]:
-                    if gain + loss + second < 0:
-                        key = gain + loss + second
-                        found.append((key, len(found), frozenset((g, h, other))))
-        for loss, g in light[:24]:
-            for i, (gain, h) in enumerate(rich[:24]):
-                for second, other in rich[:i]:
-                    if gain + loss + second < 0:
-                        key = gain + loss + second
-                        found.append((key, len(found), frozenset((g, h, other))))
-        found.sort(key=lambda entry: entry[:2])
-        return [best.saved ^ flip for _, _, flip in found[:most]]
+            change_ns = cost_ns - best.recompute_ns
+            if g in best.saved:
+                drops.append((change_ns, g))
+            elif change_ns < 0:
+                adds.append((change_ns, g))
+        found = [((h, g), gain + loss) for gain, h in adds for loss, g in drops]
+        light, rich = self._by_byte(drops), self._by_byte(adds)
+        for ones, twos in ((rich, light), (light, rich)):
+            for (first_ns, first), (second_ns, second), (third_ns, third) in (
+                (one, *two) for one in ones for two in combinations(twos, 2)
+            ):
+                found.append(((first, second, third), first_ns + second_ns + third_ns))
+        promising = sorted((change_ns, flip) for flip, change_ns in found if change_ns < 0)
+        return [best.saved ^ frozenset(flip) for _, flip in promising[:most]]
+
+    def _by_byte(self, flips: list[_Flip]) -> list[_Flip]:
+        """The flips with the least change of cost per byte."""
+
+        def price(flip: _Flip) -> tuple[float, int]:
+            return flip[0] / max(1, self.problem.storages[flip[1]].size_bytes), flip[1]
+
+        return sorted(flips, key=price)[:_SHORTLIST]

@@ -2,13 +2,15 @@
 
 Relax the residency model, round the answer by diving, judge it by the simulator, and search from
 there. Where the simulator holds more than the model said, the model is tightened at those positions
-and asked again. A coarse and a fine cut of the backward are asked in turn: the fine one overestimates
-less. Equal layers make branch and bound visit the same plan in many disguises, while a dive ends after
-a few linear programs and the search repairs what rounding broke; so only small problems are
-branched on. The other starts (everything saved, the inputs of blocks, nothing saved) see to it that
-a plan comes back where the model has none.
+and asked again. Equal layers make branch and bound visit the same plan in many disguises, while a
+dive ends after a few linear programs and the search repairs what rounding broke; so only small
+problems are branched on. Where the result stays well above the relaxation, the search starts again
+from disturbed copies of the best choice. The other starts (everything saved, the inputs of blocks,
+nothing saved) see to it that a plan comes back where the model has none.
 """
 
+import math
+import random
 from collections.abc import Iterable
 from functools import lru_cache
 
@@ -17,9 +19,12 @@ from fxremat.solvers.ilp import Residency
 from fxremat.solvers.search import Clock, Goal, Judged, Search
 from fxremat.solvers.stages import cut
 
-_CUTS = ((96, 8),)  # stages, and how many of them a replay has one by one
+_STAGES, _REACH = 96, 8  # stages, and how many of them a replay has one by one
 _DIVES = 4  # linear programs in one dive
 _NODES = 200
+_KICKS = (12, 4, 12, 4, 12, 12)  # values that each new start flips
+_CLOSE = 1.01  # a plan this near to the relaxation is left alone
+_KICK_EFFORT = 6000
 _EFFORT = 12_000  # choices that one descent may price
 _SMALL = 64  # candidates up to which every start is searched from and the model branched on
 
@@ -60,32 +65,51 @@ def within(
         return search.improve(judged, goal, effort=_EFFORT, clock=clock)
 
     small = len(search.screen.columns) <= _SMALL
-    found: list[Judged] = []
-    for number, reach in _CUTS[: 1 if small else None]:
-        found += [descend(judged) for judged in _modelled(search, number, reach, goal, clock)]
+    answers, relaxed_ns = _modelled(search, goal, clock)
+    found = [descend(judged) for judged in answers]
     if small or not any(judged.peak_bytes <= budget_bytes for judged in found):
         found += [descend(judged) for judged in sorted(seeds, key=key)[: 9 if small else 2]]
     found += search.all_choices(goal)
     best = min([*found, *seeds], key=key)
-    return best if best.peak_bytes <= budget_bytes else None
+    if best.peak_bytes > budget_bytes:
+        return None
+    if best.recompute_ns > _CLOSE * relaxed_ns:
+        best = _kicked(search, best, goal, clock)
+    return best
 
 
-@lru_cache(maxsize=8)
-def _model(search: Search, number: int, reach: int) -> Residency:
+def _kicked(search: Search, best: Judged, goal: Goal, clock: Clock) -> Judged:
+    """Search again from copies of the best choice with a few values flipped."""
+    free = [g for g in search.screen.columns if g not in search.kept]
+    draw = random.Random(0)
+    for number in _KICKS:
+        if clock.up():
+            break
+        flipped = frozenset(draw.sample(free, min(number, len(free) // 2)))
+        start = search.judge(best.saved ^ flipped)
+        found = search.improve(start, goal, effort=_KICK_EFFORT, clock=clock)
+        best = min(best, found, key=lambda judged: judged.key(goal))
+    return best
+
+
+@lru_cache(maxsize=4)
+def _model(search: Search) -> Residency:
     """The model of a problem; it is built once, since only the budget differs."""
     high_bytes = search.judge(search.screen.needs.candidates).peak_bytes
-    stages = cut(search.problem, search.screen.needs, number)
-    return Residency(search.problem, stages, high_bytes, reach=reach)
+    stages = cut(search.problem, search.screen.needs, _STAGES)
+    return Residency(search.problem, stages, high_bytes, reach=_REACH)
 
 
-def _modelled(search: Search, number: int, reach: int, goal: Goal, clock: Clock) -> list[Judged]:
-    """Answers of one model: for the budget, and once more after tightening."""
-    model = _model(search, number, reach)
+def _modelled(search: Search, goal: Goal, clock: Clock) -> tuple[list[Judged], float]:
+    """The model's answers, for the budget and once more after tightening; its relaxed time [ns]."""
+    model = _model(search)
     answers: list[Judged] = []
     excess: dict[int, int] = {}
+    relaxed_ns = -math.inf
     for _ in range(2):
         model.restrict(goal.budget_bytes, excess)
-        saved = _branch(model, clock) if len(model.s) <= _SMALL else _dive(model, clock)
+        saved, recompute_ns = (_branch if len(model.s) <= _SMALL else _dive)(model, clock)
+        relaxed_ns = recompute_ns if not answers else relaxed_ns
         if saved is None or clock.up():
             break
         judged = search.judge(saved)
@@ -97,22 +121,29 @@ def _modelled(search: Search, number: int, reach: int, goal: Goal, clock: Clock)
         for index, size_bytes in enumerate(search.excess_bytes(judged).tolist()):
             if size_bytes:
                 excess[index - 1] = max(excess.get(index - 1, 0), size_bytes)
-    return answers
+    return answers, relaxed_ns
 
 
-def _branch(model: Residency, clock: Clock) -> frozenset[int] | None:
-    """Branch and bound."""
+def _branch(model: Residency, clock: Clock) -> tuple[frozenset[int] | None, float]:
+    """Branch and bound: what it saves, and its time. [ns]"""
     found = model.solve(time_limit_s=clock.left_s(), node_limit=_NODES)
-    return None if found is None else found.saved
+    return (None, -math.inf) if found is None else (found.saved, found.recompute_ns)
 
 
-def _dive(model: Residency, clock: Clock) -> frozenset[int] | None:
-    """Solve the relaxation, fix what is whole and half of what is nearly so, and repeat."""
+def _dive(model: Residency, clock: Clock) -> tuple[frozenset[int] | None, float]:
+    """Solve the relaxation, fix what is whole and half of the rest, and repeat.
+
+    Returns:
+        What the last relaxation saves, rounded, and the time of the first. [ns]
+    """
     chosen: frozenset[int] | None = None
+    recompute_ns = -math.inf
     for _ in range(_DIVES):
         relaxed = model.relax(time_limit_s=clock.left_s())
         if relaxed is None:
             break
+        if chosen is None:
+            recompute_ns = relaxed.recompute_ns
         chosen = frozenset(g for g, v in relaxed.fractions.items() if v > 0.5) | model.held
         order = sorted(relaxed.fractions.items(), key=lambda pair: min(pair[1], 1 - pair[1]))
         whole = sum(min(v, 1 - v) < 1e-6 for _, v in order)
@@ -121,4 +152,4 @@ def _dive(model: Residency, clock: Clock) -> frozenset[int] | None:
         number = whole + (len(order) - whole + 1) // 2
         model.fix({g: v > 0.5 for g, v in order[:number]})
     model.fix({})
-    return chosen
+    return chosen, recompute_ns

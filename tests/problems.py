@@ -153,7 +153,8 @@ def random_problem(seed: int, max_operations: int = 7) -> RematProblem:
         values.extend(made[-1])
     tape.turn()
     tangent = tape.given("tangent", next(draw), Kind.TANGENT)
-    gradient, gradients = tangent, []
+    gradient = tangent
+    gradients: list[int] = []
     for index in reversed(range(number)):
         readable = [g for g in values[1:] if tape.storages[g].producer <= index]
         wanted = rng.sample(readable, min(len(readable), rng.randint(0, 2)))
@@ -257,7 +258,7 @@ def transformer(
     vocabulary: int = 8192,
     resident_bytes: int = 100 * 2**20,
 ) -> RematProblem:
-    """A training step shaped like GPT-2's: dropout, residuals, ``gelu_new`` in single operations."""
+    """A training step shaped like GPT-2's: dropout, residuals, ``gelu_new`` op by op."""
     model = _Layers(tokens, width)
     tape, unit = model.tape, model.unit_bytes
     scores = heads * context / width  # units of one attention matrix

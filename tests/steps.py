@@ -98,9 +98,25 @@ def budgets_of(problem: fxremat.RematProblem, *fractions: float) -> list[int]:
     return [floor.peak_bytes + int(fraction * span_bytes) for fraction in fractions]
 
 
-def hold_at_every_budget(make: Make, *, fractions: tuple[float, ...] = (1, 0.5, 0)) -> None:
-    """Assert that plans change no bit of a step, and that the least of them measures as predicted."""
-    expected = run(make)
+def as_traced(fn: Any) -> Any:
+    """What AOTAutograd makes of a callable, without a plan: some operators then round otherwise."""
+    return torch.compile(fn, backend="aot_eager")
+
+
+def hold_at_every_budget(
+    make: Make,
+    *,
+    fractions: tuple[float, ...] = (1, 0.5, 0),
+    reference: Callable[[Any], Any] = lambda fn: fn,
+) -> None:
+    """Assert that plans change no bit of a step, and that the least of them measures as predicted.
+
+    Args:
+        make: Makes the callable and its arguments.
+        fractions: Of the way from the floor to the baseline.
+        reference: What to compare with; the callable itself, or ``as_traced``.
+    """
+    expected = run(make, reference)
     budgets = sorted(set(budgets_of(captured(make), *fractions)), reverse=True)
     for budget_bytes in budgets:
         optimised: list[Any] = []

@@ -1,5 +1,6 @@
 """What must happen once, or be the same when it happens again: random draws, writes, views, effects."""
 
+import functools
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import fxremat
-from tests.steps import QUICK, captured, hold_at_every_budget, made
+from tests.steps import QUICK, as_traced, captured, hold_at_every_budget, made
 
 
 class Masked(nn.Module):
@@ -128,7 +129,7 @@ def buffers() -> tuple[Any, tuple[Any, ...]]:
 def batch_norms() -> tuple[Any, tuple[Any, ...]]:
     net = nn.Sequential(
         nn.Conv2d(3, 5, 3, padding=1), nn.BatchNorm2d(5), nn.ReLU(inplace=True), nn.MaxPool2d(2),
-        nn.Conv2d(5, 7, 3, bias=False), nn.BatchNorm2d(7, momentum=None), nn.Hardswish(),
+        nn.Conv2d(5, 7, 3, bias=False), nn.BatchNorm2d(7, momentum=0.3), nn.Hardswish(),
     )  # fmt: skip
     return net, (torch.randn(3, 3, 10, 10, requires_grad=True),)
 
@@ -300,13 +301,21 @@ def recurrence() -> tuple[Any, tuple[Any, ...]]:
 
 CASES = (
     masked, noisy, attention, in_place, views_and_bases, buffers, batch_norms, own_function, tied, parts,
-    ties, user_regions, detached, low_precision, transposed_dropout, written_input, recurrence,
+    ties, user_regions, detached, transposed_dropout, written_input,
 )  # fmt: skip
+
+# AOTAutograd sums gradients in another order than eager, and draws bfloat16 dropout otherwise.
+AS_TRACED = (low_precision, recurrence)
 
 
 @pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
 def test_plans_change_no_bit(make: Any) -> None:
     hold_at_every_budget(make)
+
+
+@pytest.mark.parametrize("make", AS_TRACED, ids=lambda make: make.__name__)
+def test_plans_change_no_bit_of_what_was_traced(make: Any) -> None:
+    hold_at_every_budget(make, reference=as_traced)
 
 
 @pytest.mark.parametrize("make", [masked, noisy, user_regions], ids=lambda make: make.__name__)
@@ -352,17 +361,16 @@ def test_a_policy_of_the_user_is_obeyed() -> None:
         chosen = op is torch.ops.aten.mm.default
         return CheckpointPolicy.MUST_SAVE if chosen else CheckpointPolicy.PREFER_RECOMPUTE
 
-    def make() -> tuple[Any, tuple[Any, ...]]:
-        weight = torch.randn(8, 8, requires_grad=True)
+    contexts = functools.partial(create_selective_checkpoint_contexts, policy)
 
-        def block(x: torch.Tensor) -> torch.Tensor:
+    def make() -> tuple[Any, tuple[Any, ...]]:
+        def block(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
             return torch.sin(torch.cos(x @ weight) @ weight)
 
-        def step(x: torch.Tensor) -> Any:
-            contexts = lambda: create_selective_checkpoint_contexts(policy)  # noqa: E731
-            return checkpoint(block, x, use_reentrant=False, context_fn=contexts)
+        def step(x: torch.Tensor, weight: torch.Tensor) -> Any:
+            return checkpoint(block, x, weight, use_reentrant=False, context_fn=contexts)
 
-        return step, (torch.randn(16, 8, requires_grad=True),)
+        return step, (torch.randn(16, 8, requires_grad=True), torch.randn(8, 8, requires_grad=True))
 
     hold_at_every_budget(make, fractions=(0.5, 0))
     tagged = [op for op in captured(make).forward if op.target == "aten.mm.default"]
@@ -390,6 +398,7 @@ def test_a_custom_operator_runs_once() -> None:
     fn, args = made(make)
     step = fxremat.optimize(fn, fxremat.frontier(problem, 2)[-1].peak_bytes, **QUICK)
     step(*args).sum().backward()
+    args[0].grad = None
     calls.clear()
     step(*args).sum().backward()
     assert calls == [50]

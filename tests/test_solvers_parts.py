@@ -80,7 +80,8 @@ def test_bound_grows_as_the_budget_shrinks() -> None:
     problem = transformer(2, tokens=64, width=32, context=32, vocabulary=64, resident_bytes=0)
     high = simulate(problem, expand(problem, problem.candidates)).peak_bytes
     bounds = [bound_ns(problem, int(share * high), time_limit_s=10.0) for share in (1.0, 0.8, 0.6)]
-    assert bounds[0] is not None and bounds[0] <= 0
+    assert bounds[0] is not None
+    assert bounds[0] <= 0
     assert all(bound is not None for bound in bounds)
     assert bounds == sorted(bounds, key=lambda bound: bound or 0)
     assert bounds[-1] != bounds[0]

@@ -31,9 +31,10 @@ from pathlib import Path
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from cuda_models import CASES  # noqa: E402
-from cuda_rows import Peer, Row, Settings, work  # noqa: E402
-from tabulate import tabulate  # noqa: E402
+from cuda_models import CASES
+from cuda_results import Peer, Row, Settings
+from cuda_rows import work
+from tabulate import tabulate
 
 EXECUTORS = ("eager", "inductor")
 RESERVE_S = 3.0  # to end the processes and to print
@@ -46,8 +47,7 @@ class Task:
     Attributes:
         model: Name of the case.
         executor: "eager" or "inductor".
-        out: Where it writes its results.
-        log: Where its other output goes.
+        out: Where it writes its results; what else it says goes beside it.
         process: The process, once it runs.
         rows: What it found about budgets.
         peers: What it found about other ways.
@@ -56,10 +56,15 @@ class Task:
     model: str
     executor: str
     out: Path
-    log: Path
     process: "subprocess.Popen[bytes] | None" = None
     rows: list[Row] = field(default_factory=list)
     peers: list[Peer] = field(default_factory=list)
+
+    @property
+    def said(self) -> str:
+        """What it said beside its results."""
+        log = self.out.with_suffix(".log")
+        return log.read_text(encoding="utf-8", errors="replace").strip() if log.exists() else ""
 
     def read(self) -> None:
         """Take in what it has written."""
@@ -76,7 +81,8 @@ class Task:
     def fill(self, shares: tuple[float, ...]) -> None:
         """Add a row for each budget that it did not come to."""
         ended = self.process is not None and self.process.poll() is not None
-        why = f"its process ended: {last_line(self.log)}" if ended else "skipped: the time was over"
+        last = (self.said.splitlines() or ["it said nothing"])[-1][:300]
+        why = f"its process ended: {last}" if ended else "skipped: the time was over"
         there = {row.share for row in self.rows}
         missing = [share for share in shares if share not in there]
         self.rows += [Row(self.model, self.executor, share, False, why) for share in missing]
@@ -95,7 +101,7 @@ def main() -> int:
     start_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="fxremat-acceptance-") as folder:
         tasks = [
-            Task(model, executor, Path(folder, f"{model}-{executor}"), Path(folder, f"{model}-{executor}.log"))
+            Task(model, executor, Path(folder, f"{model}-{executor}"))
             for executor in reversed(options.executors)  # the slow ones first
             for model in options.models
         ]
@@ -104,7 +110,8 @@ def main() -> int:
             task.read()
             task.fill(options.shares)
         for task in tasks:
-            show_log(task)
+            if task.said:
+                print(f"--- {task.model}, {task.executor}: {task.said[-2000:]}")
     rows = sorted(
         (row for task in tasks for row in task.rows),
         key=lambda row: (options.models.index(row.model), row.executor, -row.share),
@@ -156,7 +163,7 @@ def start(task: Task, options: argparse.Namespace, folder: Path, deadline_s: flo
         "--limit-s", str(deadline_s - time.monotonic()),
     ]  # fmt: skip
     command += ["--tiny"] if options.tiny else []
-    with task.log.open("wb") as log:
+    with task.out.with_suffix(".log").open("wb") as log:
         task.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
 
 
@@ -187,7 +194,8 @@ def report(rows: list[Row], peers: list[Peer], where: str, style: str) -> str:
 
 def cells(row: Row, peers: list[Peer]) -> list[str]:
     """One line of the table."""
-    of_model = [p for p in peers if p.model == row.model and p.executor == row.executor and not p.why]
+    of_model = [p for p in peers if (p.model, p.executor) == (row.model, row.executor)]
+    of_model = [p for p in of_model if not p.why]
     blocks = [p for p in of_model if p.name == "per-block"]
     knobs = [p for p in of_model if p.name != "per-block" and p.peak_bytes <= row.budget_bytes]
     knob = max(knobs, key=lambda p: p.peak_bytes, default=None)
@@ -219,19 +227,6 @@ def place(options: argparse.Namespace) -> str:
 
     name = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
     return f"torch {torch.__version__} on {name}; sizes in MiB, {options.jobs} at a time"
-
-
-def show_log(task: Task) -> None:
-    """Print what a process said beside its results."""
-    said = task.log.read_text(encoding="utf-8", errors="replace").strip() if task.log.exists() else ""
-    if said:
-        print(f"--- {task.model}, {task.executor}: {said[-2000:]}")
-
-
-def last_line(log: Path) -> str:
-    """The end of what a process said."""
-    said = log.read_text(encoding="utf-8", errors="replace").strip() if log.exists() else ""
-    return said.splitlines()[-1][:300] if said else "it said nothing"
 
 
 def text(values: tuple[float, ...]) -> str:

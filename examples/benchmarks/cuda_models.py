@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
 
@@ -185,7 +185,7 @@ class UNet(LossModel):
         skips.pop()
         for block in self.up:
             x = self.block(block, torch.cat([doubled(x), skips.pop()], 1))
-        return (self.leave(x) - noise).square().mean()
+        return torch.mean((self.leave(x) - noise).square())
 
 
 def doubled(x: Tensor) -> Tensor:
@@ -232,7 +232,7 @@ class LlamaBlock(nn.Module):
         x = x + self.project(y.transpose(1, 2).reshape(batch, length, width))
         y = self.norm2(x)
         y = self.down(F.silu(self.gate(y)) * self.up(y))
-        return x + y
+        return torch.add(x, y)
 
     def repeated(self, x: Tensor) -> Tensor:
         """One copy of each group for every head that shares it."""
@@ -257,7 +257,7 @@ class Llama(LossModel):
         x = states
         for block in self.blocks:
             x = self.block(block, x)
-        return (self.norm(x) - targets).float().square().mean()
+        return torch.mean((self.norm(x) - targets).float().square())
 
 
 @dataclass(frozen=True, slots=True)

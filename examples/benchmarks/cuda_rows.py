@@ -10,13 +10,15 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import torch._functorch.config as functorch_config
 from cuda_models import Case, LossModel
+from cuda_results import Peer, Row, Settings
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -34,83 +36,6 @@ FAILURES = (
 SEED = 20_260
 SAMPLES = 5
 SLOWER = 1.3  # the next plan may take so much longer than the slowest one so far
-
-
-@dataclass(frozen=True)
-class Row:
-    """One budget.
-
-    Attributes:
-        model: Name of the case.
-        executor: "eager" or "inductor".
-        share: Where the budget lies between the floor (0) and the baseline (1).
-        ok: Everything promised holds.
-        why: What does not.
-        values: "bitwise", or the largest difference.
-        budget_bytes: What was allowed. [bytes]
-        predicted_bytes: Peak of the plan. [bytes]
-        allocated_bytes: What the allocator held, resident bytes included. [bytes]
-        reserved_bytes: What it had taken from the device. [bytes]
-        baseline_s: Time of the unrewritten step. [s]
-        step_s: Time of the planned step. [s]
-    """
-
-    model: str
-    executor: str
-    share: float
-    ok: bool
-    why: str
-    values: str = ""
-    budget_bytes: int = 0
-    predicted_bytes: int = 0
-    allocated_bytes: int = 0
-    reserved_bytes: int = 0
-    baseline_s: float = 0.0
-    step_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class Peer:
-    """Another way to save memory on the same step.
-
-    Attributes:
-        model: Name of the case.
-        executor: "eager" or "inductor".
-        name: "per-block", or the value of torch's knob.
-        peak_bytes: What the allocator held, resident bytes included. [bytes]
-        step_s: Time of the step. [s]
-        why: Why there are no numbers.
-    """
-
-    model: str
-    executor: str
-    name: str
-    peak_bytes: int = 0
-    step_s: float = 0.0
-    why: str = ""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the command line says.
-
-    Attributes:
-        device: "cuda" or "cpu".
-        tiny: Small models, for a run without a GPU.
-        shares: Budgets between floor (0) and baseline (1).
-        knob: Values of torch's ``activation_memory_budget``.
-        cache_dir: Where measured costs are kept between the traces of one model.
-        solve_s: For the solver, per plan. [s]
-        deadline_s: When to stop, on the monotonic clock. [s]
-    """
-
-    device: str
-    tiny: bool
-    shares: tuple[float, ...]
-    knob: tuple[float, ...]
-    cache_dir: str
-    solve_s: float
-    deadline_s: float
 
 
 def prepare_device(device: str) -> None:
@@ -171,7 +96,7 @@ class Bench:
         if self.executor == "eager":
             yield self.peer("per-block", self.per_block)
         for value in self.settings.knob:
-            yield self.peer(f"{value:g}", lambda value=value: self.knob(value))
+            yield self.peer(f"{value:g}", partial(self.knob, value))
 
     def late(self) -> str:
         """Why there is no time for one more; empty when there is."""
@@ -222,7 +147,8 @@ class Bench:
         if not check.rng_equal:
             wrong.append("generators differ")
         if not check.within_budget:
-            wrong.append(f"{check.measured_peak_bytes - check.budget_bytes:,} bytes over the budget")
+            over_bytes = check.measured_peak_bytes - check.budget_bytes
+            wrong.append(f"{over_bytes:,} bytes over the budget")
         elif self.executor == "eager" and check.measured_peak_bytes > check.predicted_peak_bytes:
             more_bytes = check.measured_peak_bytes - check.predicted_peak_bytes
             wrong.append(f"{more_bytes:,} bytes more than predicted")
@@ -239,7 +165,7 @@ class Bench:
         return "; ".join(wrong), values
 
     def noise(self) -> dict[str, float]:
-        """Largest differences between two unrewritten steps in plain torch, by ``verify``'s names."""
+        """Largest differences between two steps in plain torch, under ``verify``'s names."""
         if self._noise is None:
             first, second = self.plain_step(), self.plain_step()
             self._noise = {
@@ -269,7 +195,7 @@ class Bench:
         for parameter in self.module.parameters():
             parameter.grad = None
         loss = call(*self.args)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         return loss
 
     def peer(self, name: str, measure: Callable[[], tuple[int, float]]) -> Peer:
@@ -298,7 +224,7 @@ class Bench:
             LossModel.per_block = False
 
     def knob(self, value: float) -> tuple[int, float]:
-        """torch's own partitioner at one value of its knob, with the same executor."""
+        """The partitioner of torch at one value of its knob, with the same executor."""
         backend: Any = "inductor"
         if self.executor == "eager":
             backend = aot_autograd(
@@ -344,7 +270,7 @@ def synchronise(device: str) -> None:
 def clean_up() -> None:
     """Let go of what the last measurement held."""
     gc.collect()
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
 
 

@@ -1,0 +1,72 @@
+"""What autograd copies when it stores gradients.
+
+``AccumulateGrad`` keeps the tensor that the backward returned if its layout is the parameter's and
+nobody else refers to it; otherwise it copies (torch/csrc/autograd/functions/accumulate_grad.h,
+``obeys_layout_contract``). A sum's gradient, for example, is one number expanded, and is copied.
+"""
+
+import torch
+from torch import fx
+
+from fxremat.passes.joint import Joint, is_primal
+from fxremat.passes.storages import StorageTable, round_up
+
+
+def copied_bytes(joint: Joint, storages: StorageTable) -> int:
+    """The most that copies of gradients add after the backward has returned.
+
+    Args:
+        joint: The joint graph.
+        storages: Of that graph.
+
+    Returns:
+        Bytes of the copies that stay, and of the largest original that lives beside its copy. [bytes]
+    """
+    primals = [node for node in joint.graph.find_nodes(op="placeholder") if is_primal(node)]
+    pairs = [
+        (gradient, primal)
+        for gradient, primal in zip(joint.gradients, primals, strict=False)
+        if isinstance(gradient, fx.Node) and isinstance(primal.meta.get("val"), torch.Tensor)
+    ]
+    users = [gradient for gradient, _ in pairs]
+    kept = {gradient for gradient, primal in pairs if _fits(gradient.meta["val"], primal.meta["val"])}
+    stored: set[fx.Node] = set()
+    stay_bytes = largest_bytes = 0
+    for gradient, primal in pairs:
+        if gradient in kept and users.count(gradient) == 1:
+            continue
+        if gradient in kept and users.count(gradient) > 1 and gradient not in stored:
+            stored.add(gradient)  # the last of them takes the tensor itself
+            continue
+        value = primal.meta["val"]
+        copy_bytes = round_up(value.numel() * gradient.meta["val"].element_size(), value.device)
+        original_bytes = sum(storages.size_bytes[g] for g in storages.of[gradient.name])
+        if gradient in kept or original_bytes < copy_bytes:
+            stay_bytes += copy_bytes
+        else:
+            largest_bytes = max(largest_bytes, copy_bytes)
+    return stay_bytes + largest_bytes
+
+
+def _fits(gradient: torch.Tensor, variable: torch.Tensor) -> bool:
+    """Is a gradient laid out as its variable wants it?"""
+    if not _is_dense(variable):
+        return gradient.is_contiguous()
+    return all(
+        size == 1 or mine == wanted
+        for size, mine, wanted in zip(
+            gradient.shape, gradient.stride(), variable.stride(), strict=True
+        )
+    )
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Do its elements fill one piece of memory, each once, in some order of its dimensions?"""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
