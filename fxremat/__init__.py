@@ -1,10 +1,11 @@
-"""Train inside a byte budget: the same bits, never over the budget, the least time that can be proved.
+"""Train inside a byte budget: the same bits, never over it, the least time that can be proved.
 
     model = fxremat.optimize(model, "8GiB")
     ...a step...
     print(fxremat.report(model))
 
-``capture``, ``plan`` and ``frontier`` do the planning alone; ``verify`` and ``measure_peak`` check it.
+``capture``, ``plan`` and ``frontier`` do the planning alone; ``verify`` and ``measure_peak`` check
+it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -89,15 +90,15 @@ def optimize(
 ) -> F:
     """Make a module or function train inside a budget.
 
-    The plan is made in the first call. A module comes back itself, with the same class and keys; of a
-    function, another function comes back. Optimising again replaces the plan.
+    The plan is made in the first call. A module comes back itself, with the same class and keys;
+    of a function, another function comes back. Optimising again replaces the plan.
 
     Args:
         target: A module, or a callable that returns something to differentiate; best one that
             returns the loss, since what is computed outside it is not in the plan.
-        budget: The most bytes that torch's allocator may hold on the device at any moment of forward
-            and backward: parameters, buffers, inputs, gradients and ``reserve`` included. An ``int``,
-            "8GiB", "8GB", "512 MiB", or "60%" of the unrewritten peak.
+        budget: The most bytes that torch's allocator may hold on the device at any moment of
+            forward and backward: parameters, buffers, inputs, gradients and ``reserve`` included.
+            An ``int``, "8GiB", "8GB", "512 MiB", or "60%" of the unrewritten peak.
         executor: What runs the graphs: "eager" (bit for bit) or "inductor" (within a stated bound).
         solver: "auto", or a name in ``SOLVERS``.
         costs: "measured" on the device, "roofline", "uniform" (counts calls), or a table.
@@ -122,8 +123,8 @@ def optimize(
         BudgetError: The budget cannot be read.
         OptionError: An option or its value does not exist.
         FxrematError: In the first call, before anything runs: ``InfeasibleBudgetError`` with the
-            least budget that works, ``CaptureError``, ``UnsupportedGraphError``. A module is then as
-            it was before.
+            least budget that works, ``CaptureError``, ``UnsupportedGraphError``. A module is then
+            as it was before.
     """
     from fxremat.install import optimize as install
     from fxremat.options import Options

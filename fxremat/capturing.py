@@ -69,6 +69,7 @@ def capture(
     except Captured as captured:
         return captured.problem
     raise CaptureError(
-        f"{installed.session.name} has nothing to differentiate: no output depends on a tensor that requires "
+        f"{installed.session.name} has nothing to differentiate: no output depends on a "
+        "tensor that requires "
         "gradients, or gradients are off. Capture it in training mode with torch.enable_grad()."
     )

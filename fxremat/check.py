@@ -119,7 +119,7 @@ class Check:
 
     @property
     def ok(self) -> bool:
-        """Values within the bound (bit for bit in the eager executor), generators equal, in budget."""
+        """Values within the executor's bound, generators equal, in budget."""
         return not self.beyond_bound and self.rng_equal and self.within_budget
 
     def raise_if_broken(self) -> None:
@@ -136,14 +136,16 @@ class Check:
                     for name in broken
                 )
                 raise error(
-                    f"{rule} differ from the unrewritten step ({len(broken)} values; the first: {lines[0]}). "
+                    f"{rule} differ from the unrewritten step ({len(broken)} values; the "
+                    f"first: {lines[0]}). "
                     "The plan is not used; please report this model.",
                     lines,
                 )
         if not self.within_budget:
             raise OverBudgetError(
                 f"the step held {self.measured_peak_bytes:,} bytes, more than the budget of "
-                f"{self.budget_bytes:,} bytes and than the {self.predicted_peak_bytes:,} predicted. "
+                f"{self.budget_bytes:,} bytes and than the {self.predicted_peak_bytes:,} "
+                "predicted. "
                 "Please report this model.",
                 self.measured_peak_bytes,
                 self.budget_bytes,
@@ -195,7 +197,7 @@ def compare(
 
 
 def same_bits(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
-    """Are two tensors equal bit for bit, or both absent? Every NaN equals itself only by its bits."""
+    """Are two tensors equal bit for bit, NaNs too, or both absent?"""
     if a is None or b is None:
         return a is b
     if a.shape != b.shape or a.dtype != b.dtype:

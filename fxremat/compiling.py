@@ -176,16 +176,18 @@ def nothing_to_plan(session: Session, device: torch.device, resident_bytes: int)
 def require_device(tensors: Iterable[torch.Tensor]) -> None:
     """Refuse to trace for CUDA where torch has no such device.
 
-    A trace runs autograd on fake tensors, and its engine asks the device for streams: without one it
-    raises, or ends the process where torch was built for the CPU.
+    A trace runs autograd on fake tensors, and its engine asks the device for streams: without one
+    it raises, or ends the process where torch was built for the CPU.
 
     Raises:
         CaptureError: It would.
     """
     if any(tensor.device.type == "cuda" for tensor in tensors) and not torch.cuda.is_available():
         raise CaptureError(
-            "the model or its arguments are on 'cuda', and torch sees no CUDA device here; its autograd "
-            "cannot trace a backward for one, not even of fake tensors. Capture on a machine that has one "
+            "the model or its arguments are on 'cuda', and torch sees no CUDA device here; "
+            "its autograd "
+            "cannot trace a backward for one, not even of fake tensors. Capture on a machine "
+            "that has one "
             "and save the problem, or put the fake tensors on 'cpu'."
         )
 
@@ -206,13 +208,14 @@ def device_of(tensors: Iterable[torch.Tensor]) -> torch.device:
         where = "; ".join(f"{name} on {device}" for device, name in found.items())
         raise UnsupportedGraphError(
             f"the step uses {len(found)} devices ({where}), and a budget speaks of one. "
-            "Move the model and its arguments to one device, or optimise the part on each by itself."
+            "Move the model and its arguments to one device, or optimise the part on each by "
+            "itself."
         )
     return next(iter(found), torch.device("cpu"))
 
 
 def bytes_on(device: torch.device, tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes of the distinct storages of tensors on a device, as its allocator counts them. [bytes]"""
+    """Bytes of the distinct storages on a device, as its allocator counts them. [bytes]"""
     sizes: dict[int, int] = {}
     for tensor in tensors:
         if tensor.device == device and tensor.layout is torch.strided:

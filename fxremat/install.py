@@ -60,7 +60,7 @@ class Installed:
             yield from module.buffers()
 
     def remember(self, inputs: Sequence[Any]) -> None:
-        """Inputs of a graph that may have gradients: of a function, its parameters are among them."""
+        """Inputs of a graph that may have gradients; a function's parameters are among them."""
         for value in inputs:
             if isinstance(value, torch.Tensor) and value.is_leaf and value.requires_grad:
                 self.graph_inputs[id(value)] = weakref.ref(value)
@@ -159,7 +159,8 @@ def _explain(error: TorchDynamoException) -> str:
     text = str(error).strip()
     return (
         f"the model could not be traced to one graph: {text}\n"
-        "Remedy: move what breaks the graph (printing, .item(), data-dependent branches) out of the "
+        "Remedy: move what breaks the graph (printing, .item(), data-dependent branches) out "
+        "of the "
         "optimised callable, or pass fullgraph=False to plan the pieces."
     )
 
@@ -257,10 +258,12 @@ def report(target: Any) -> RematReport:
         failure = _failures.get(target) if isinstance(target, nn.Module) else None
         if failure is not None:
             raise FxrematError(
-                f"this module is not optimised: its first call raised, so the plan was taken away ({failure})."
+                "this module is not optimised: its first call raised, so the plan was taken "
+                f"away ({failure})."
             )
         raise FxrematError(
-            "this module or function bears no plan. fxremat.optimize(model, budget) gives it one; copies "
+            "this module or function bears no plan. fxremat.optimize(model, budget) gives it "
+            "one; copies "
             "and loaded modules are plain and want a call of their own."
         )
     return session.report()

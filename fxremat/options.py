@@ -54,7 +54,8 @@ class Options:
             or self.in_flight < 1
         ):
             raise OptionError(
-                f"in_flight={self.in_flight!r}: the number of forwards alive at once is an int from 1 up.",
+                f"in_flight={self.in_flight!r}: the number of forwards alive at once is an "
+                "int from 1 up.",
                 "in_flight",
                 self.in_flight,
             )
@@ -98,7 +99,8 @@ def _check_keys(differentiate: object) -> None:
     keys = differentiate if isinstance(differentiate, tuple) else (differentiate,)
     if not keys or any(isinstance(key, bool) or not isinstance(key, str | int) for key in keys):
         raise OptionError(
-            f"differentiate={differentiate!r}: name an entry of the output by its key, attribute or "
+            f"differentiate={differentiate!r}: name an entry of the output by its key, "
+            "attribute or "
             "position, or several in a tuple; 'all' stands for every one.",
             "differentiate",
             differentiate,

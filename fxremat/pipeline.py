@@ -1,8 +1,8 @@
 """The whole way from a joint graph to the two graphs that run.
 
-capture -> analyse -> price -> extract -> solve -> simulate -> rewrite -> split. Each stage is a pure
-function on frozen data; this is the one partition function behind every way in: our own backend,
-``torch.compile(backend="fxremat")`` and Inductor's ``custom_partitioner_fn``.
+capture -> analyse -> price -> extract -> solve -> simulate -> rewrite -> split. Each stage is a
+pure function on frozen data; this is the one partition function behind every way in: our own
+backend, ``torch.compile(backend="fxremat")`` and Inductor's ``custom_partitioner_fn``.
 """
 
 import time

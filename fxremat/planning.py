@@ -23,7 +23,7 @@ def save_all_peak_bytes(problem: RematProblem) -> int:
 
 
 def baseline_peak_bytes(problem: RematProblem) -> int:
-    """Peak of the unrewritten step (AOTAutograd's default partition), with resident bytes. [bytes]"""
+    """Peak of AOTAutograd's default partition, with resident bytes. [bytes]"""
     return problem.unrewritten_peak_bytes or save_all_peak_bytes(problem)
 
 
@@ -122,7 +122,8 @@ def _fall_back(
             least.peak_bytes,
         )
     raise InfeasibleBudgetError(
-        f"a budget of {budget_bytes:,} bytes ({format_bytes(budget_bytes)}) cannot be met: the least "
+        f"a budget of {budget_bytes:,} bytes ({format_bytes(budget_bytes)}) cannot be met: "
+        "the least "
         f"that works is {least.peak_bytes:,} bytes ({format_bytes(least.peak_bytes)}), of which "
         f"{problem.resident_bytes:,} are resident (parameters, buffers, inputs, reserve). "
         f"Raise the budget to {least.peak_bytes:,} bytes.",

@@ -1,10 +1,11 @@
 """The rematerialisation problem: one training step as operations and storages, without torch.
 
-Names: an *operation* allocates; views, ``getitem`` and shape arithmetic are folded away. A *storage*
-is what an operation allocates; all sizes are per storage. The step is the forward operations in
-order, then the backward operations in order. A *replay* is one way of running a forward operation
-again in the backward; most operations have one, a dropout has two (from its mask, or by drawing
-again from the saved state of the generator), an operation that must not run twice has none.
+Names: an *operation* allocates; views, ``getitem`` and shape arithmetic are folded away. A
+*storage* is what an operation allocates; all sizes are per storage. The step is the forward
+operations in order, then the backward operations in order. A *replay* is one way of running a
+forward operation again in the backward; most operations have one, a dropout has two (from its
+mask, or by drawing again from the saved state of the generator), an operation that must not run
+twice has none.
 """
 
 from dataclasses import dataclass, field
@@ -31,7 +32,8 @@ class Storage:
 
     Attributes:
         name: Name of the fx node that owns it; unique within the problem.
-        size_bytes: What the device's allocator takes for it, rounded as that allocator does. [bytes]
+        size_bytes: What the device's allocator takes for it, rounded as that allocator does.
+            [bytes]
         kind: Where it comes from.
         producer: Index of the operation that allocates it; -1 for primals and tangents.
         lazy: It exists only when a replay reads it (the saved state of a generator).
@@ -115,10 +117,11 @@ class RematProblem:
         resident_bytes: Parameters, buffers, inputs, existing gradients and reserve. [bytes]
         outputs_held: The caller keeps the outputs until the backward ends.
         tangents_held: Autograd keeps the tangents until the backward ends, read or not.
-        copied_bytes: Held in the end by autograd's copies of gradients, above the gradients. [bytes]
+        copied_bytes: Held in the end by autograd's copies of gradients, above the gradients.
+            [bytes]
         in_flight: Forwards alive at once before their backwards.
-        unrewritten_peak_bytes: Peak of the step as it was, before equal operations were merged, with
-            resident bytes; 0: that of saving everything here. [bytes]
+        unrewritten_peak_bytes: Peak of the step as it was, before equal operations were merged,
+            with resident bytes; 0: that of saving everything here. [bytes]
         costs: Where the costs come from: "measured", "roofline", "uniform" or a table's name.
         device: The device that the costs and sizes are of, such as "cpu".
         name: What was captured, for people.
@@ -200,7 +203,7 @@ class RematProblem:
 
     @cached_property
     def candidates(self) -> tuple[int, ...]:
-        """Storages made by the forward that the backward or a replay may read: what can be saved."""
+        """Storages of the forward that the backward or a replay may read: what can be saved."""
         read = {g for operation in self.backward for g in operation.reads}
         read.update(g for replay in self.replays for g in replay.reads)
         return tuple(

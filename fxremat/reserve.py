@@ -12,8 +12,8 @@ def reserve_bytes(reserve: Any) -> int:
     """What ``reserve=`` stands for.
 
     Args:
-        reserve: Bytes as an ``int`` or text, or an optimizer: the bytes of its state, counted before
-            the state exists.
+        reserve: Bytes as an ``int`` or text, or an optimizer: the bytes of its state, counted
+            before the state exists.
 
     Returns:
         The bytes. [bytes]

@@ -34,7 +34,7 @@ def expand(
         return next((way for way in ways if way in preferred), ways[0])
 
     def require(wanted: tuple[int, ...]) -> None:
-        """Replay what is missing, inputs first; a loop, since chains are longer than Python's stack."""
+        """Replay what is missing, inputs first; a loop: chains outgrow Python's stack."""
         stack = [g for g in reversed(wanted) if missing(g)]
         while stack:
             g = stack[-1]

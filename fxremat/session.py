@@ -41,7 +41,8 @@ class GraphRecord:
             raise InfeasibleBudgetError(
                 f"backward(retain_graph=True) keeps every saved value until it ends: that takes "
                 f"{self.retained_peak_bytes:,} bytes, more than the budget of "
-                f"{self.plan.budget_bytes:,} bytes. Raise the budget to {self.retained_peak_bytes:,} "
+                f"{self.plan.budget_bytes:,} bytes. Raise the budget to "
+                f"{self.retained_peak_bytes:,} "
                 "bytes, or let the backward free the graph.",
                 self.plan.budget_bytes,
                 self.retained_peak_bytes,
@@ -101,7 +102,8 @@ class Session:
         """
         if len(self.ran) != 1:
             raise FxrematError(
-                f"{self.name} ran {len(self.ran)} planned graphs in one call; this needs exactly one."
+                f"{self.name} ran {len(self.ran)} planned graphs in one call; this needs "
+                "exactly one."
             )
         return self.ran[0].plan
 
@@ -113,7 +115,8 @@ class Session:
         """
         if not self.ran:
             raise FxrematError(
-                f"{self.name or 'this callable'} has not run a planned graph yet: plans are made in "
+                f"{self.name or 'this callable'} has not run a planned graph yet: plans are "
+                "made in "
                 "the first call. Call it once, then ask for the report."
             )
         return remat_report([r.report for r in self.ran], [r.report for r in self.graphs])
@@ -122,6 +125,8 @@ class Session:
 def tangent_note(name: str, size_bytes: int) -> str:
     """The hint about an output whose gradient costs memory even when nobody uses it."""
     return (
-        f"output {name} ({format_bytes(size_bytes)}) has a tangent: the backward holds a gradient of its size, "
-        "of zeros where the loss does not use it. Name what backward goes through with differentiate=."
+        f"output {name} ({format_bytes(size_bytes)}) has a tangent: the backward holds a "
+        "gradient of its size, "
+        "of zeros where the loss does not use it. Name what backward goes through with "
+        "differentiate=."
     )

@@ -5,14 +5,14 @@ operation that reads any view of it, and is freed after that operation has run. 
 runs, its inputs, its outputs and its workspace are held together.
 
 A schedule may make a storage more than once. A read takes the newest copy made before it; a copy
-lives until its last read. What is *saved* is therefore a result, not a choice: the storages of which
-the backward reads the copy that the forward made.
+lives until its last read. What is *saved* is therefore a result, not a choice: the storages of
+which the backward reads the copy that the forward made.
 """
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fxremat.problem import Kind, Operation, Replay, RematProblem
+from fxremat.problem import Kind, Operation, RematProblem, Replay
 
 
 class Step(NamedTuple):
@@ -177,7 +177,7 @@ def _run_backward(
 
 
 def _let_go(problem: RematProblem, copies: _Copies, end: int, *, retain_graph: bool) -> None:
-    """What outlives its last reader: tangents that nobody reads or that torch holds, kept graphs."""
+    """What outlives its last reader: unread tangents, those torch holds, kept graphs."""
     for g, copy in copies.newest.items():
         unread = copies.last[copy] == copies.entry  # fx code frees an argument after its last use
         if problem.storages[g].kind is Kind.TANGENT and (unread or problem.tangents_held):

@@ -1,4 +1,4 @@
-"""``verify``: run the unrewritten step and the planned one from the same state, compare, measure."""
+"""``verify``: run the unrewritten and the planned step from one state, compare, measure."""
 
 import gc
 import statistics
@@ -63,8 +63,7 @@ def seeded_loss(output: Any) -> torch.Tensor:
             "training mode, with gradients on."
         )
     seed: Callable[..., torch.Tensor] = _Seed.apply
-    loss = seed(_unit(wanted[0].device), *wanted)
-    return loss
+    return seed(_unit(wanted[0].device), *wanted)
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
@@ -226,7 +225,7 @@ class _Verification:
                     self.state.clear(tensor)
 
     def measure(self, device: torch.device) -> tuple[int, int]:
-        """Peak and reserved bytes of a warm planned step, above what was there before it. [bytes]"""
+        """Peak and reserved bytes of a warm planned step, above its start. [bytes]"""
         self.state.put_back()
         gc.collect()
         if device.type == "cuda":
@@ -350,6 +349,7 @@ def _room_for_reference(session: Session) -> None:
     needed_bytes = report.baseline_peak_bytes - report.resident_bytes
     if needed_bytes > free_bytes:
         raise VerificationError(
-            f"the unrewritten step needs {format_bytes(needed_bytes)} more, and {format_bytes(free_bytes)} "
+            f"the unrewritten step needs {format_bytes(needed_bytes)} more, and "
+            f"{format_bytes(free_bytes)} "
             "are free on the device. Verify with a smaller batch."
         )

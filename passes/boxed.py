@@ -14,7 +14,8 @@ try:
     from torch.fx.graph import _BoxedCodeGen
 except ImportError as error:  # pragma: no cover - depends on the release of torch
     raise ImportError(
-        f"fxremat needs torch.fx.graph._BoxedCodeGen, which torch {torch.__version__} does not have; "
+        f"fxremat needs torch.fx.graph._BoxedCodeGen, which torch {torch.__version__} does "
+        "not have; "
         "torch 2.11 to 2.13 do"
     ) from error
 

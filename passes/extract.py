@@ -145,7 +145,7 @@ def extract(
 
 
 def _value_names(analysis: Analysis) -> list[str]:
-    """A unique name for each storage: of a result of several parts, the node that takes that part."""
+    """A unique name for each storage: of one part of a result, the node that takes it."""
     table = analysis.storages
     names = list(table.owner)
     for owner, created in table.creates.items():

@@ -20,7 +20,8 @@ def copied_bytes(joint: Joint, storages: StorageTable) -> int:
         storages: Of that graph.
 
     Returns:
-        Bytes of the copies that stay, and of the largest original that lives beside its copy. [bytes]
+        Bytes of the copies that stay, and of the largest original that lives beside its copy.
+        [bytes]
     """
     primals = [node for node in joint.graph.find_nodes(op="placeholder") if is_primal(node)]
     pairs = [
@@ -29,7 +30,9 @@ def copied_bytes(joint: Joint, storages: StorageTable) -> int:
         if isinstance(gradient, fx.Node) and isinstance(primal.meta.get("val"), torch.Tensor)
     ]
     users = [gradient for gradient, _ in pairs]
-    kept = {gradient for gradient, primal in pairs if _fits(gradient.meta["val"], primal.meta["val"])}
+    kept = {
+        gradient for gradient, primal in pairs if _fits(gradient.meta["val"], primal.meta["val"])
+    }
     stored: set[fx.Node] = set()
     stay_bytes = largest_bytes = 0
     for gradient, primal in pairs:

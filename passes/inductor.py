@@ -31,7 +31,7 @@ class Partitioner(CustomPartitionerFn):
         return self.partition(gm, joint_inputs, num_fwd_outputs=kwargs["num_fwd_outputs"])
 
     def uuid(self) -> str:
-        """What the result depends on besides the graph; never None, which would not stop a cache hit."""
+        """What the result depends on besides the graph; None would not stop a cache hit."""
         return f"fxremat:{self.identity}"
 
 

@@ -75,7 +75,8 @@ def copy_graph(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
     return copy, copies
 
 
-# How Dynamo writes the way to the optimised module: L['target'].__self__, L['self'], __closure__[0]...
+# How Dynamo writes the way to the optimised module: L['target'].__self__, L['self'],
+# __closure__[0]...
 _ROOT = re.compile(
     r"^(?:G\['__import_[^']*'\]\.\w+|[LG]\['\w+'\]|\w+)"
     r"(?:\.__self__|\.__closure__\[\d+\]\.cell_contents)*\.?"

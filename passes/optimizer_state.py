@@ -39,7 +39,8 @@ def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int:
             twin.step()
     except Exception as error:  # why: user code of any kind runs here
         raise OptionError(
-            f"the state of {type(optimizer).__name__} could not be found without running it ({error}). "
+            f"the state of {type(optimizer).__name__} could not be found without running it "
+            f"({error}). "
             "Give its bytes: reserve='2GiB'.",
             "reserve",
             optimizer,

@@ -200,7 +200,7 @@ class _Writer:
         self.replays.append(copy.name)
 
     def _store(self, node: fx.Node, copy: fx.Node, keeps: tuple[int, ...] | None = None) -> None:
-        """Take a result apart at once, so that what nobody keeps is freed, and let reads take it."""
+        """Take a result apart at once, so that what nobody keeps is freed."""
         parts = sorted((user for user in node.users if is_part(user)), key=_position)
         if not parts:
             self._renew({node.name: copy})

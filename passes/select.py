@@ -105,7 +105,8 @@ def detach_the_rest(graph: fx.GraphModule, keys: tuple[Key, ...]) -> fx.GraphMod
     if absent or not node.args[0]:
         wrong = absent.strip(",") or ", ".join(map(str, keys))
         raise OptionError(
-            f"differentiate names {wrong!r}, which is not a tensor of the output; entries that exist: "
+            f"differentiate names {wrong!r}, which is not a tensor of the output; entries "
+            "that exist: "
             f"{', '.join(known)}.",
             "differentiate",
             keys,

@@ -90,7 +90,8 @@ def _size_bytes(node: fx.Node, tensor: torch.Tensor) -> int:
     if not isinstance(size_bytes, int):
         raise UnsupportedGraphError(
             f"the size of {node.name!r} ({target_name(node)}) at "
-            f"{source_of(node) or 'an unknown line'} is {size_bytes}, which is not known before the "
+            f"{source_of(node) or 'an unknown line'} is {size_bytes}, which is not known "
+            "before the "
             "step runs. Pass a fixed size or compute it outside the optimised module.",
             node.name,
             target_name(node),
@@ -110,7 +111,7 @@ def round_up(size_bytes: int, device: torch.device) -> int:
 
 
 def _check_tuples(joint: Joint, creates: dict[str, tuple[int, ...]]) -> None:
-    """The parts of a result belong to the node that returns it, so ``getitem`` allocates nothing."""
+    """Parts of a result belong to the node that returns it: ``getitem`` allocates nothing."""
     for node in joint.graph.nodes:
         if node.target is operator.getitem and creates[node.name]:
             raise UnsupportedGraphError(

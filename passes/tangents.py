@@ -1,8 +1,8 @@
 """Who holds the tangents while a backward runs? That differs between releases of torch.
 
 Up to 2.11 AOTAutograd's runtime keeps them in a tuple until the backward has returned; later ones
-let go of them, and they die with their last reader. It decides whether a tangent counts at the peak,
-so it is asked rather than assumed, once in a process.
+let go of them, and they die with their last reader. It decides whether a tangent counts at the
+peak, so it is asked rather than assumed, once in a process.
 """
 
 from collections.abc import Sequence

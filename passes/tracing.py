@@ -1,4 +1,4 @@
-"""What fxremat asks of Dynamo and AOTAutograd while they trace: every private setting, in one place."""
+"""What fxremat asks of Dynamo and AOTAutograd while they trace: every private setting."""
 
 import contextlib
 import logging
@@ -19,8 +19,8 @@ from fxremat.errors import FxrematError
 from fxremat.passes.joint import Joint
 
 __all__ = [
-    "BackendCompilerFailed", "TorchDynamoException", "backend_arguments", "compiling", "joint_of", "keeps_graph",
-    "own_code", "shortened", "tracing",
+    "BackendCompilerFailed", "TorchDynamoException", "backend_arguments", "compiling",
+    "joint_of", "keeps_graph", "own_code", "shortened", "tracing",
 ]  # fmt: skip
 
 RECOMPILE_LIMIT = (
@@ -94,7 +94,8 @@ def tracing() -> Iterator[None]:
             "ignore", message="The .grad attribute of a Tensor that is not a leaf"
         )
         # It makes an instance of a user's autograd.Function, to trace with its context.
-        warnings.filterwarnings("ignore", message=".*should not be instantiated. Methods on autograd")
+        instantiated = ".*should not be instantiated. Methods on autograd"
+        warnings.filterwarnings("ignore", message=instantiated)
         yield
 
 
@@ -112,8 +113,9 @@ def compiling() -> Iterator[None]:
 def joint_of(module: torch.fx.GraphModule, num_forward_outputs: int) -> Joint:
     """The joint graph that a partitioner was given, with the inputs that the step writes to.
 
-    AOTAutograd makes the graph functional: what is written to an input is returned first, and copied
-    into the input when the forward has run. It describes inputs and outputs in ``meta["desc"]``.
+    AOTAutograd makes the graph functional: what is written to an input is returned first, and
+    copied into the input when the forward has run. It describes inputs and outputs in
+    ``meta["desc"]``.
     """
     (output,) = module.graph.find_nodes(op="output")
     descriptions = output.meta.get("desc", ())[:num_forward_outputs]
@@ -166,7 +168,7 @@ def shortened() -> Iterator[None]:
 
 
 def backend_arguments(compiled: Any) -> dict[str, Any]:
-    """The keyword arguments that ``torch.compile`` keeps for its backend; empty if there are none."""
+    """The keyword arguments that ``torch.compile`` keeps for its backend; empty if none."""
     context = getattr(compiled, "dynamo_ctx", None)
     for cell in getattr(compiled, "__closure__", None) or ():
         context = context or (

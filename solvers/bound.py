@@ -1,8 +1,8 @@
 r"""A proven bound on the extra time, for plans with one replay per operation in the given order.
 
-A relaxation of what every such plan must satisfy. Variables: x_g, the first backward read of g takes
-the copy that the forward made; y_r, replay r runs; s_u, the forward's copy of u lives past the start
-of the backward. With b bytes, c time, first(g) and last(g) the positions that read g:
+A relaxation of what every such plan must satisfy. Variables: x_g, the first backward read of g
+takes the copy that the forward made; y_r, replay r runs; s_u, the forward's copy of u lives past
+the start of the backward. With b bytes, c time, first(g) and last(g) the positions that read g:
 
     min  sum_r c_r y_r - sum_f c_f (1 - z_f)
 
@@ -20,8 +20,8 @@ of the backward. With b bytes, c time, first(g) and last(g) the positions that r
 5. Kept copies pile up over the forward -> ``_forward``
 6. Optional forward operations run if kept or read: z_f >= s_g, z_f >= z_q -> ``_optional``
 
-Replays may stand anywhere: no row depends on it. All variables are relaxed to [0, 1], so the optimum
-of the linear program is below that of every plan of the class.
+Replays may stand anywhere: no row depends on it. All variables are relaxed to [0, 1], so the
+optimum of the linear program is below that of every plan of the class.
 """
 
 import math
@@ -40,7 +40,7 @@ class _Relaxation:
         self.problem, self.budget_bytes = problem, budget_bytes
         self.needs: Needs = find_needs(problem)
         self.program = LinearProgram()
-        self.unit_bytes = 2 ** max(0, budget_bytes.bit_length() - 10)
+        self.unit_bytes = 1 << max(0, budget_bytes.bit_length() - 10)
         self.unit_ns = max(1, sum(r.cost_ns for r in problem.replays)) / 1000
         new = self.program.variable
         kept = self.needs.kept

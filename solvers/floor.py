@@ -5,18 +5,17 @@ any case with the integer program, and last ask for one byte less until nothing 
 question is the one which ``refine`` asks at a budget of one byte below the floor, so both agree.
 """
 
-from collections.abc import Iterable
 from functools import lru_cache
 
 from fxremat.problem import RematProblem
 from fxremat.simulate import Schedule
 from fxremat.solvers.search import Clock, Goal, Judged, Search
-from fxremat.solvers.within import starts, within
+from fxremat.solvers.within import modelled, starts, within
 
 _EFFORT = 12_000
 _HALVINGS = 3
 _LAST = 12  # how often to ask for one byte less
-_SHARES = (2, 4, 8, 16, 64)  # parts of the way down to try at once
+_SHARES = (2, 8, 32)  # parts of the way down to try at once
 
 
 class _Key:
@@ -71,18 +70,23 @@ def _find(search: Search, clock: Clock) -> Judged:
     low = max(
         max(search.screen.needs.fixed_bytes), max(search.screen.needs.forward_bytes, default=0)
     )
-    best = min((_sink(search, s, low, clock) for s in _low(starts(search))[:2]), key=_peak)
+    highest = Goal(0, summed=False)
+    sunk = [
+        search.improve(start, highest, effort=_EFFORT, clock=clock)
+        for start in sorted(starts(search), key=_peak)[:2]
+    ]
+    best = _sink(search, min(sunk, key=_peak), low, clock)
     for _ in range(_HALVINGS):
         middle = (low + best.peak_bytes) // 2
         if clock.up() or middle <= low:
             break
-        found = within(search, middle, clock)
+        found = modelled(search, middle, clock)
         if found is None:
             low = middle
         else:
             best = _sink(search, found, low, clock)
     for _ in range(_LAST):
-        found = None if clock.up() else within(search, best.peak_bytes - 1, clock)
+        found = None if clock.up() else within(search, best.peak_bytes - 1, clock, polish=False)
         if found is None:
             break
         best = _sink(search, found, low, clock)
@@ -93,13 +97,8 @@ def _peak(judged: Judged) -> tuple[int, int]:
     return judged.peak_bytes, judged.recompute_ns
 
 
-def _low(judged: Iterable[Judged]) -> list[Judged]:
-    return sorted(judged, key=_peak)
-
-
 def _sink(search: Search, best: Judged, low_bytes: int, clock: Clock) -> Judged:
-    """Descend on the highest peak, then towards nearer and nearer targets below it."""
-    best = search.improve(best, Goal(0, summed=False), effort=_EFFORT, clock=clock)
+    """Descend towards nearer and nearer targets below the peak, then on the highest peak."""
     for share in _SHARES:
         target = best.peak_bytes - max(1, (best.peak_bytes - low_bytes) // share)
         if target < low_bytes or clock.up():

@@ -36,11 +36,9 @@ def greedy(problem: RematProblem, budget_bytes: int, *, time_limit_s: float) -> 
     """
     del time_limit_s
     saved = set(find_needs(problem).candidates) | find_needs(problem).kept
-    dropped = 0
-    for g in (-1, *drop_order(problem)):
+    for dropped, g in enumerate((-1, *drop_order(problem))):
         saved.discard(g)
         schedule = expand(problem, saved)
         if simulate(problem, schedule).peak_bytes <= budget_bytes:
             return Solution(schedule, message=f"dropped {dropped} values")
-        dropped += 1
     return Solution(None, message="no prefix of the order fits")

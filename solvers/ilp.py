@@ -1,7 +1,7 @@
 r"""The residency model: which values to save and when to replay the others, as an integer program.
 
-The backward is cut into stages k = 0 .. K-1. With :math:`b_u` the bytes of storage u, :math:`c_r` the
-time of replay r (both scaled by ``_scale``: bytes rounded up, the budget rounded down):
+The backward is cut into stages k = 0 .. K-1. With b_u the bytes of storage u and c_r the time of
+replay r (both scaled by ``_scale``: bytes rounded up, the budget rounded down):
 
 Variables
     s_u      in {0, 1}   u is kept from forward to backward
@@ -43,6 +43,7 @@ the simulator, of which this file knows nothing, and hands it back as ``excess_b
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from fxremat.errors import SolverError
 from fxremat.problem import RematProblem
@@ -106,7 +107,7 @@ class Scale:
 
 def _scale(problem: RematProblem, budget_bytes: int) -> Scale:
     """Units in which a budget is about a thousand and all replays together cost a thousand."""
-    unit_bytes = 2 ** max(0, budget_bytes.bit_length() - 10)
+    unit_bytes = 1 << max(0, budget_bytes.bit_length() - 10)
     total_ns = sum(replay.cost_ns for replay in problem.replays)
     return Scale(unit_bytes, max(1, unit_bytes // 4096), max(1, total_ns) / 1000)
 
@@ -201,13 +202,13 @@ class Residency:
         """2. A replay runs once, stays run, and makes things when it runs."""
         at_most = self.program.at_most
         for pieces in self.y.values():
-            for earlier, later in zip(pieces, pieces[1:], strict=False):
+            for earlier, later in pairwise(pieces):
                 at_most(0.0, [(earlier, 1.0), (later, -1.0)])
         for (r, _), parts in self.m.items():
             runs = self.y[r]
             if parts is runs:
                 continue
-            for earlier, later in zip(parts, parts[1:], strict=False):
+            for earlier, later in pairwise(parts):
                 at_most(0.0, [(earlier, 1.0), (later, -1.0)])
             for part, whole in zip(parts[:-1], runs[:-1], strict=True):
                 left = [(parts[-1], 1.0), (part, -1.0), (runs[-1], -1.0), (whole, 1.0)]
@@ -241,7 +242,7 @@ class Residency:
         return sorted(stage for stage in found if 0 <= stage <= self.last)
 
     def _holds(self, g: int) -> list[list[int]]:
-        """4. The variables h_{g,k} with their rows: for each stage, last the entry; none where 0."""
+        """4. The variables h_{g,k} with their rows, for each stage and last the entry."""
         readers = [q for q in self.needs.consumers.get(g, ()) if self.windows[q] is not None]
         if not readers:
             return [[] for _ in range(self.last + 2)]

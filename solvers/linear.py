@@ -60,7 +60,7 @@ class LinearProgram:
         return len(self._low) - 1
 
     def row(self, low: float, high: float, terms: Iterable[Term]) -> int:
-        """low <= sum of terms <= high; a variable may occur several times."""
+        """Require low <= sum of terms <= high; a variable may occur several times."""
         total: dict[int, float] = {}
         for variable, factor in terms:
             total[variable] = total.get(variable, 0.0) + factor

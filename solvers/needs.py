@@ -1,7 +1,7 @@
 """Who reads what, and when: the tables that all solvers work from.
 
-A *position* is a place in the backward's order: 0 for its first operation, ``num_positions`` for the
-moment after its last. Nothing here simulates a schedule; the simulator stays the referee.
+A *position* is a place in the backward's order: 0 for its first operation, ``num_positions`` for
+the moment after its last. Nothing here simulates a schedule; the simulator stays the referee.
 """
 
 from collections.abc import Iterable

@@ -11,6 +11,7 @@ nearby.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 import numpy.typing as npt
@@ -50,7 +51,8 @@ class Prices:
         live = self.live_bytes + (excess_bytes[:, None] - budget_bytes)
         forward = np.maximum(self.forward_bytes - budget_bytes, 0)
         if not summed:
-            return np.maximum(live.max(axis=0), forward)
+            highest: Ints = np.maximum(live.max(axis=0), forward)
+            return highest
         backward: Ints = np.maximum(live, 0).sum(axis=0)
         return backward + forward
 
@@ -119,17 +121,11 @@ class Screen:
         for g in self.values:
             first[g] = np.full(batch, self.needs.first(g), dtype=np.int64)
             until[g] = np.full(batch, self.needs.last(g), dtype=np.int64)
-        none = np.zeros(batch, dtype=np.bool_)
-        all_ = np.ones(batch, dtype=np.bool_)
-        kept = {
-            g: saved[self.column_of[g]]
-            if g in self.column_of
-            else (all_ if g in self.needs.kept or g not in self.problem.replays_of else none)
-            for g in self.values
-        }
+        kept: dict[int, Flags] = {}
         for g in self.values:
-            if g not in self.problem.replays_of:
-                kept[g] = all_
+            always = g in self.needs.kept or g not in self.problem.replays_of
+            column = self.column_of.get(g)
+            kept[g] = np.full(batch, always) if always or column is None else saved[column]
         born: dict[int, Ints] = {}
         recompute_ns = np.zeros(batch, dtype=np.int64)
         for ways in reversed(self.ways):
@@ -175,14 +171,12 @@ class Screen:
                 time = np.full_like(next(iter(first.values())), never)
             time = np.minimum(time, never)
             times[way] = time
-            if len(ways) > 1:
-                for u in replay.reads:
-                    if u in first and self.problem.storages[u].producer == replay.operation:
-                        np.minimum(first[u], time, out=first[u])
-        for position, way in enumerate(ways):
-            for other in ways[position + 1 :]:
-                if set(replays[way].creates) <= set(replays[other].creates):
-                    times[way] = np.where(times[other] <= times[way], never, times[way])
+            for u in replay.reads if len(ways) > 1 else ():
+                if u in first and self.problem.storages[u].producer == replay.operation:
+                    np.minimum(first[u], time, out=first[u])
+        for way, other in combinations(ways, 2):
+            if set(replays[way].creates) <= set(replays[other].creates):
+                times[way] = np.where(times[other] <= times[way], never, times[way])
         return times
 
     def _not_run(self, kept: dict[int, Flags], first: dict[int, Ints]) -> Ints | int:
@@ -220,7 +214,7 @@ class Screen:
             size_bytes = self.problem.storages[g].size_bytes
             if size_bytes == 0 or (g in self.needs.kept and g not in self.column_of):
                 continue
-            start = np.where(kept[g], -1, born[g] if g in born else self.never)
+            start = np.where(kept[g], -1, born.get(g, self.never))
             stop = np.where(kept[g] & (first[g] < self.never), np.maximum(until[g], -1), until[g])
             holds = (start < self.never) & (first[g] < self.never) & (stop >= start)
             amount = np.where(holds, size_bytes, 0)

@@ -1,11 +1,11 @@
 """Local search over what to save, judged by the simulator.
 
-A *choice* is a set of saved storages; ``expand`` makes it a schedule and the simulator says what that
-costs and holds. From a choice, ``Search`` tries to flip single values, to exchange one or two saved
-values for others, and to slide a save along the graph (to the inputs of what made it, or to what is
-made from it). ``Screen`` prices all neighbours at once; the promising ones go to the simulator, and
-only what the simulator confirms is accepted. Effort is counted in choices priced, not in seconds, so that
-a run repeats exactly; the clock is only a safety net.
+A *choice* is a set of saved storages; ``expand`` makes it a schedule and the simulator says what
+that costs and holds. From a choice, ``Search`` tries to flip single values, to exchange one or two
+saved values for others, and to slide a save along the graph (to the inputs of what made it, or to
+what is made from it). ``Screen`` prices all neighbours at once; the promising ones go to the
+simulator, and only what the simulator confirms is accepted. Effort is counted in choices priced,
+not in seconds, so that a run repeats exactly; the clock is only a safety net.
 """
 
 import time
@@ -274,7 +274,9 @@ class Search:
                 drops.append((change_ns, g))
             elif change_ns < 0:
                 adds.append((change_ns, g))
-        found = [((h, g), gain + loss) for gain, h in adds for loss, g in drops]
+        found: list[tuple[tuple[int, ...], int]] = [
+            ((h, g), gain + loss) for gain, h in adds for loss, g in drops
+        ]
         light, rich = self._by_byte(drops), self._by_byte(adds)
         for ones, twos in ((rich, light), (light, rich)):
             for (first_ns, first), (second_ns, second), (third_ns, third) in (

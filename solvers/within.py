@@ -40,7 +40,7 @@ def starts(search: Search) -> tuple[Judged, ...]:
 
 
 def within(
-    search: Search, budget_bytes: int, clock: Clock, known: Iterable[Judged] = ()
+    search: Search, budget_bytes: int, clock: Clock, *, polish: bool = True
 ) -> Judged | None:
     """Find the cheapest choice within a budget.
 
@@ -48,12 +48,12 @@ def within(
         search: Of the problem.
         budget_bytes: The budget, resident bytes included. [bytes]
         clock: The safety net; effort is counted in nodes and choices.
-        known: More choices to begin with.
+        polish: Spend more effort on its cost once a choice is found.
 
     Returns:
         The best choice found, or None when none is within the budget.
     """
-    seeds = [*starts(search), *known]
+    seeds = starts(search)
     if seeds[0].peak_bytes <= budget_bytes:
         return seeds[0]
     goal = Goal(budget_bytes)
@@ -61,21 +61,41 @@ def within(
     def key(judged: Judged) -> tuple[int, int, int]:
         return judged.key(goal)
 
-    def descend(judged: Judged) -> Judged:
-        return search.improve(judged, goal, effort=_EFFORT, clock=clock)
-
     small = len(search.screen.columns) <= _SMALL
-    answers, relaxed_ns = _modelled(search, goal, clock)
-    found = [descend(judged) for judged in answers]
+    answers, relaxed_ns = _answers(search, goal, clock)
+    found = _descend(search, answers, goal, clock)
     if small or not any(judged.peak_bytes <= budget_bytes for judged in found):
-        found += [descend(judged) for judged in sorted(seeds, key=key)[: 9 if small else 2]]
+        nearest = sorted(seeds, key=key)
+        found += _descend(search, nearest if small else nearest[:2], goal, clock)
     found += search.all_choices(goal)
     best = min([*found, *seeds], key=key)
     if best.peak_bytes > budget_bytes:
         return None
-    if best.recompute_ns > _CLOSE * relaxed_ns:
+    if polish and best.recompute_ns > _CLOSE * relaxed_ns:
         best = _kicked(search, best, goal, clock)
     return best
+
+
+def modelled(search: Search, budget_bytes: int, clock: Clock) -> Judged | None:
+    """Ask the model alone, for a quick answer.
+
+    Args:
+        search: Of the problem.
+        budget_bytes: The budget, resident bytes included. [bytes]
+        clock: The safety net.
+
+    Returns:
+        The lowest choice that it leads to within the budget, or None.
+    """
+    goal = Goal(budget_bytes)
+    found = _descend(search, _answers(search, goal, clock)[0], goal, clock)
+    lowest = min(found, key=lambda judged: judged.peak_bytes, default=None)
+    return None if lowest is None or lowest.peak_bytes > budget_bytes else lowest
+
+
+def _descend(search: Search, judged: Iterable[Judged], goal: Goal, clock: Clock) -> list[Judged]:
+    """The best choice below each of some."""
+    return [search.improve(start, goal, effort=_EFFORT, clock=clock) for start in judged]
 
 
 def _kicked(search: Search, best: Judged, goal: Goal, clock: Clock) -> Judged:
@@ -100,7 +120,7 @@ def _model(search: Search) -> Residency:
     return Residency(search.problem, stages, high_bytes, reach=_REACH)
 
 
-def _modelled(search: Search, goal: Goal, clock: Clock) -> tuple[list[Judged], float]:
+def _answers(search: Search, goal: Goal, clock: Clock) -> tuple[list[Judged], float]:
     """The model's answers, for the budget and once more after tightening; its relaxed time [ns]."""
     model = _model(search)
     answers: list[Judged] = []

@@ -297,7 +297,7 @@ def test_later_shapes_that_do_not_fit_raise_before_they_run() -> None:
     generator = torch.get_rng_state()
     with pytest.raises(fxremat.InfeasibleBudgetError):
         model(torch.randn(500, 8))
-    assert not torch.equal(generator, torch.zeros_like(generator))
+    assert torch.equal(generator, torch.get_rng_state())
     model(X).sum().backward()
     assert fxremat.report(model).predicted_peak_bytes <= fxremat.report(model).budget_bytes
 
@@ -314,7 +314,9 @@ def test_accumulated_gradients_are_planned_for() -> None:
     peak = fxremat.measure_peak(lambda: model(X).sum().backward())
     second = fxremat.report(model)
     assert second.resident_bytes in (first.resident_bytes, first.resident_bytes + parameter_bytes)
-    assert first.resident_bytes + parameter_bytes + peak.peak_bytes <= budget_bytes + 2 * X.element_size()
+    loss_bytes = 2 * X.element_size()  # the caller's sum and its gradient are not in the graph
+    held_bytes = first.resident_bytes + parameter_bytes
+    assert held_bytes + peak.peak_bytes <= budget_bytes + loss_bytes
 
 
 def test_gradients_that_do_not_fit_raise_before_the_step() -> None:

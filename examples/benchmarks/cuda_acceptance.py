@@ -7,10 +7,10 @@ Needs torch 2.11 or later, ortools, networkx and tabulate, and no install of fxr
 table and exits with 1 when a budget was passed, a value differs that should not, more was held than
 predicted, or a row is missing because it failed or the time was over.
 
-Each model and executor has a process of its own, so that a fault of one does not end the others;
-on a GPU they run side by side, since compiling keeps one core busy and the GPU idle. Step times are
-therefore rough: ``--jobs 1`` gives quiet ones and takes longer. The budgets lie between the least
-that can be planned (0) and what the unrewritten step needs (1). With Inductor, GPT-2 has 6 blocks.
+Several processes share the work, so that a fault of one does not end the others; on a GPU they run
+side by side, since compiling keeps a core busy and the GPU idle. Step times are therefore rough:
+``--jobs 1`` gives quiet ones and takes longer. The budgets lie between the least that can be
+planned (0) and what the unrewritten step needs (1). With Inductor, GPT-2 has 6 blocks.
 
 "per block" is ``torch.utils.checkpoint`` around every block in plain torch. "torch's knob" is
 ``activation_memory_budget`` at the tried value whose measured peak is the greatest within the
@@ -47,6 +47,7 @@ class Task:
     Attributes:
         model: Name of the case.
         executor: "eager" or "inductor".
+        shares: Budgets to verify; none of them: measure the peers.
         out: Where it writes its results; what else it says goes beside it.
         process: The process, once it runs.
         rows: What it found about budgets.
@@ -55,6 +56,7 @@ class Task:
 
     model: str
     executor: str
+    shares: tuple[float, ...]
     out: Path
     process: "subprocess.Popen[bytes] | None" = None
     rows: list[Row] = field(default_factory=list)
@@ -71,20 +73,22 @@ class Task:
         self.rows, self.peers = [], []
         if not self.out.exists():
             return
-        for line in self.out.read_text(encoding="utf-8").splitlines():
+        for line in self.out.read_text(encoding="utf-8").splitlines(keepends=True):
+            if not line.endswith("\n"):
+                continue  # it is being written
             values = json.loads(line)
             if values.pop("kind") == "Row":
                 self.rows.append(Row(**values))
             else:
                 self.peers.append(Peer(**values))
 
-    def fill(self, shares: tuple[float, ...]) -> None:
+    def fill(self) -> None:
         """Add a row for each budget that it did not come to."""
         ended = self.process is not None and self.process.poll() is not None
         last = (self.said.splitlines() or ["it said nothing"])[-1][:300]
         why = f"its process ended: {last}" if ended else "skipped: the time was over"
         there = {row.share for row in self.rows}
-        missing = [share for share in shares if share not in there]
+        missing = [share for share in self.shares if share not in there]
         self.rows += [Row(self.model, self.executor, share, False, why) for share in missing]
 
 
@@ -100,15 +104,11 @@ def main() -> int:
         return 1
     start_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="fxremat-acceptance-") as folder:
-        tasks = [
-            Task(model, executor, Path(folder, f"{model}-{executor}"))
-            for executor in reversed(options.executors)  # the slow ones first
-            for model in options.models
-        ]
+        tasks = plan_tasks(options, Path(folder))
         run(tasks, options, Path(folder), start_s + options.limit_s - RESERVE_S)
         for task in tasks:
             task.read()
-            task.fill(options.shares)
+            task.fill()
         for task in tasks:
             if task.said:
                 print(f"--- {task.model}, {task.executor}: {task.said[-2000:]}")
@@ -126,10 +126,29 @@ def main() -> int:
     return 1 if missed else 0
 
 
+def plan_tasks(options: argparse.Namespace, folder: Path) -> list[Task]:
+    """Which process does what; the slow ones first, the peers last."""
+    tasks: list[Task] = []
+    for executor in reversed(options.executors):
+        size = 2 if executor == "inductor" and options.jobs > 1 else len(options.shares)
+        parts = [options.shares[at : at + size] for at in range(0, len(options.shares), size)]
+        tasks += [
+            Task(model, executor, part, folder / f"{model}-{executor}-{number}")
+            for model in options.models
+            for number, part in enumerate(parts)
+        ]
+    for executor in options.executors:
+        tasks += [
+            Task(model, executor, (), folder / f"{model}-{executor}-peers")
+            for model in options.models
+        ]
+    return tasks
+
+
 def run(tasks: list[Task], options: argparse.Namespace, folder: Path, deadline_s: float) -> None:
     """Run the tasks, so many at a time, until the time is over."""
     waiting, running = list(tasks), list[Task]()
-    seen = 0
+    seen: set[tuple[str, str, float]] = set()
     while (waiting or running) and time.monotonic() < deadline_s:
         while waiting and len(running) < options.jobs:
             task = waiting.pop(0)
@@ -139,10 +158,12 @@ def run(tasks: list[Task], options: argparse.Namespace, folder: Path, deadline_s
         running = [task for task in running if task.process and task.process.poll() is None]
         for task in tasks:
             task.read()
-        found = [row for task in tasks for row in task.rows]
-        for row in found[seen:] if len(found) > seen else []:
-            print(f"{row.model} {row.executor} {row.share:g}: {row.why or 'ok'}", flush=True)
-        seen = len(found)
+            for row in task.rows:
+                if (row.model, row.executor, row.share) not in seen:
+                    print(
+                        f"{row.model} {row.executor} {row.share:g}: {row.why or 'ok'}", flush=True
+                    )
+                    seen.add((row.model, row.executor, row.share))
     for task in running:
         assert task.process is not None
         task.process.kill()
@@ -154,12 +175,12 @@ def start(task: Task, options: argparse.Namespace, folder: Path, deadline_s: flo
     """Start the process of a task."""
     environment = dict(os.environ)
     cores = len(os.sched_getaffinity(0))
-    environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, cores // options.jobs)))
+    environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(4, cores // options.jobs)))
     command = [
         sys.executable, str(Path(__file__).resolve()), "--worker", task.model, task.executor,
-        "--out", str(task.out), "--device", options.device, "--budgets", text(options.shares),
+        "--out", str(task.out), "--device", options.device, "--budgets", text(task.shares),
         "--knob", text(options.knob), "--solve-s", str(options.solve_s),
-        "--cache", str(folder / f"costs-{task.model}-{task.executor}"),
+        "--cache", str(folder / f"costs-{task.out.name}"),
         "--limit-s", str(deadline_s - time.monotonic()),
     ]  # fmt: skip
     command += ["--tiny"] if options.tiny else []
@@ -231,7 +252,7 @@ def place(options: argparse.Namespace) -> str:
 
 def text(values: tuple[float, ...]) -> str:
     """Numbers for a command line."""
-    return ",".join(f"{value:g}" for value in values)
+    return ",".join(map(repr, values))
 
 
 def numbers(given: str) -> tuple[float, ...]:
@@ -252,7 +273,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--knob", type=numbers, default=(0.5, 0.2), help="values of torch's knob")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="small models")
-    parser.add_argument("--jobs", type=int, help="processes at a time; cuda: 8, cpu: 1")
+    parser.add_argument("--jobs", type=int, help="processes at a time; cuda: 12, cpu: 1")
     parser.add_argument("--limit-s", type=float, default=300.0, help="for everything")
     parser.add_argument("--solve-s", type=float, default=5.0, help="for the solver, per plan")
     parser.add_argument("--markdown", metavar="FILE", help="also write the table there")
@@ -260,7 +281,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", help=argparse.SUPPRESS)
     parser.add_argument("--cache", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    options.jobs = options.jobs or (8 if options.device == "cuda" else 1)
+    options.jobs = options.jobs or (12 if options.device == "cuda" else 1)
     return options
 
 

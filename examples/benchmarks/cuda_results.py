@@ -64,7 +64,7 @@ class Settings:
     Attributes:
         device: "cuda" or "cpu".
         tiny: Small models, for a run without a GPU.
-        shares: Budgets between floor (0) and baseline (1).
+        shares: Budgets between floor (0) and baseline (1); none of them: the peers instead.
         knob: Values of torch's ``activation_memory_budget``.
         cache_dir: Where measured costs are kept between the traces of one model.
         solve_s: For the solver, per plan. [s]

@@ -25,6 +25,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 import fxremat
 from fxremat.check import Check
+from fxremat.compiling import bytes_on
 from fxremat.passes.boxed import boxed
 
 T = TypeVar("T")
@@ -84,15 +85,20 @@ class Bench:
         self._noise: dict[str, float] | None = None
 
     def run(self) -> Iterator[Row | Peer]:
-        """All budgets, then the peers."""
+        """The budgets, or the peers."""
         self.insist(self.plain_step)
+        if not self.settings.shares:
+            yield from self.peers()
+            return
         problem = self.insist(lambda: fxremat.capture(self.module, self.args, **self.options))
-        self.resident_bytes = problem.resident_bytes
         top_bytes = fxremat.plan(problem, "100%").peak_bytes
         least_bytes = floor_bytes(problem, self.settings.solve_s)
         for share in self.settings.shares:
             budget_bytes = least_bytes + int(share * (top_bytes - least_bytes))
             yield self.row(share, budget_bytes)
+
+    def peers(self) -> Iterator[Peer]:
+        """Other ways to save memory."""
         if self.executor == "eager":
             yield self.peer("per-block", self.per_block)
         for value in self.settings.knob:
@@ -250,7 +256,9 @@ class Bench:
             self.step(call)
             synchronise(self.settings.device)
             times.append(time.perf_counter() - start_s)
-        return self.resident_bytes + peak.peak_bytes, statistics.median(times)
+        held = [*self.module.parameters(), *self.module.buffers(), *self.args]
+        resident_bytes = bytes_on(held[0].device, held)
+        return resident_bytes + peak.peak_bytes, statistics.median(times)
 
 
 def floor_bytes(problem: fxremat.RematProblem, limit_s: float) -> int:
