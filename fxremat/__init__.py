@@ -25,7 +25,7 @@ from fxremat.errors import (
     VerificationError,
 )
 from fxremat.io import load
-from fxremat.plan import Plan
+from fxremat.plans import Plan
 from fxremat.problem import RematProblem
 from fxremat.solvers import SOLVERS
 

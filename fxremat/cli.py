@@ -17,7 +17,7 @@ from fxremat.budget import format_bytes
 from fxremat.errors import FxrematError, InfeasibleBudgetError, OptionError
 
 if TYPE_CHECKING:  # at run time the commands import what they use, so that --help stays fast
-    from fxremat.plan import Plan
+    from fxremat.plans import Plan
 
 _TARGET_HELP = (
     "package.module:make or path.py:make; make() returns (fn, args) or (fn, args, kwargs)"

@@ -17,7 +17,7 @@ from fxremat.passes.select import detach_the_rest
 from fxremat.passes.storages import round_up
 from fxremat.passes.tracing import compiling, joint_of, keeps_graph
 from fxremat.pipeline import Planned, partition, tangents
-from fxremat.plan import Plan, Solution, make_plan
+from fxremat.plans import Plan, Solution, make_plan
 from fxremat.problem import RematProblem
 from fxremat.reserve import reserve_bytes
 from fxremat.session import GraphRecord, Session, tangent_note

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
-from fxremat.plan import Plan
+from fxremat.plans import Plan
 from fxremat.problem import Operation, RematProblem
 
 

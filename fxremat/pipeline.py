@@ -26,8 +26,8 @@ from fxremat.passes.roofline import roofline_costs
 from fxremat.passes.split import Split, split
 from fxremat.passes.storages import is_held_by_caller
 from fxremat.passes.tangents import tangents_held
-from fxremat.plan import Plan
 from fxremat.planning import baseline_peak_bytes, make
+from fxremat.plans import Plan
 from fxremat.problem import RematProblem
 from fxremat.progress import PROFILING, SOLVING, Progress
 

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from fxremat.budget import Budget, format_bytes, parse_budget
 from fxremat.errors import InfeasibleBudgetError, OptionError, SolverError
-from fxremat.plan import Plan, Solution, make_plan
+from fxremat.plans import Plan, Solution, make_plan
 from fxremat.problem import RematProblem
 from fxremat.schedule import expand
 from fxremat.simulate import simulate

@@ -6,7 +6,7 @@ from functools import cached_property
 
 from fxremat.budget import format_bytes
 from fxremat.decisions import Decision, decisions
-from fxremat.plan import Plan
+from fxremat.plans import Plan
 from fxremat.tables import DECISION_HEADERS, decision_rows, format_cost, table
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from fxremat.budget import format_bytes
 from fxremat.errors import FxrematError, InfeasibleBudgetError
 from fxremat.options import Options
-from fxremat.plan import Plan
 from fxremat.planning import baseline_peak_bytes, floor_plan
+from fxremat.plans import Plan
 from fxremat.reporting import GraphReport, RematReport, graph_report, remat_report
 from fxremat.simulate import simulate
 

@@ -1,6 +1,6 @@
 """All solvers, under the names that ``solver=`` takes."""
 
-from fxremat.plan import Solver
+from fxremat.plans import Solver
 from fxremat.solvers.block import block
 from fxremat.solvers.greedy import greedy
 from fxremat.solvers.recompute_all import recompute_all

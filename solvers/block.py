@@ -10,7 +10,7 @@ import math
 
 import networkx as nx
 
-from fxremat.plan import Solution
+from fxremat.plans import Solution
 from fxremat.problem import Kind, RematProblem
 from fxremat.solvers.needs import find_needs
 from fxremat.solvers.single import single

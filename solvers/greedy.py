@@ -5,7 +5,7 @@ The price of a chain of dropped values is thus underestimated, which is what the
 does better. Every step is judged by the simulator.
 """
 
-from fxremat.plan import Solution
+from fxremat.plans import Solution
 from fxremat.problem import RematProblem
 from fxremat.schedule import expand
 from fxremat.simulate import simulate

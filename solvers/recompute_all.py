@@ -1,6 +1,6 @@
 """Save nothing that can be made again: each value once, just before its first read."""
 
-from fxremat.plan import Solution
+from fxremat.plans import Solution
 from fxremat.problem import RematProblem
 from fxremat.solvers.single import single
 

@@ -1,6 +1,6 @@
 """Solve, simulate, tighten, polish: the default solver, ``"ilp"`` in the registry."""
 
-from fxremat.plan import Solution
+from fxremat.plans import Solution
 from fxremat.problem import RematProblem
 from fxremat.solvers.bound import BOUND_CLASS, bound_ns
 from fxremat.solvers.floor import least, search_for

@@ -1,6 +1,6 @@
 """Save everything that the backward reads: the unrewritten step, judged like any other."""
 
-from fxremat.plan import Solution
+from fxremat.plans import Solution
 from fxremat.problem import RematProblem
 from fxremat.solvers.needs import find_needs
 from fxremat.solvers.single import single

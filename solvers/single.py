@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from fxremat.plan import Solution
+from fxremat.plans import Solution
 from fxremat.problem import RematProblem
 from fxremat.schedule import expand
 from fxremat.simulate import simulate

@@ -46,11 +46,10 @@ def test_the_same_module_comes_back_with_the_same_class_and_keys() -> None:
     assert set(model.__dict__) - set(hooks) == {"_compiled_call_impl"}
 
 
-@pytest.mark.parametrize("make", [mlp, lambda: nn.Linear(8, 4), lambda: nn.LSTM(8, 4)])
+@pytest.mark.parametrize("make", [mlp, lambda: nn.Linear(8, 4), lambda: nn.LayerNorm(8)])
 def test_torchs_own_classes_are_planned_too(make: Any) -> None:
     model = fxremat.optimize(make(), "1MiB", **QUICK)
-    output = model(X)
-    (output[0] if isinstance(output, tuple) else output).sum().backward()
+    model(X).sum().backward()
     assert fxremat.report(model).predicted_peak_bytes > fxremat.report(model).resident_bytes
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from fxremat.budget import format_bytes
 from fxremat.decisions import decisions
-from fxremat.plan import Plan, Solution, make_plan
+from fxremat.plans import Plan, Solution, make_plan
 from fxremat.problem import RematProblem
 from fxremat.progress import SOLVING, Progress
 from fxremat.reporting import GraphReport, RematReport, graph_report, remat_report

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fxremat.plan import make_plan
+from fxremat.plans import make_plan
 from fxremat.problem import RematProblem
 from fxremat.schedule import expand
 from fxremat.simulate import simulate

@@ -30,7 +30,7 @@ from fxremat.passes.joint import tensors_of
 from fxremat.passes.reference import reference_partition
 from fxremat.passes.tracing import joint_of
 from fxremat.pipeline import pose
-from fxremat.plan import Plan
+from fxremat.plans import Plan
 from fxremat.progress import Progress
 
 Graphs = tuple[fx.GraphModule, fx.GraphModule]
