@@ -146,6 +146,10 @@ def optimize(
         cache_dir=cache_dir,
         progress=progress,
     )
+    if verify:
+        from fxremat.verifying import verify_call
+
+        return install(target, options, verify_call)
     return install(target, options)
 
 

@@ -50,6 +50,12 @@ def _session(options: dict[str, Any] | None) -> Session:
     if key not in _sessions:  # the dict is kept beside its session, so no other gets its id
         given = dict(options)
         made = make_options(given.pop("budget"), given)
+        if made.verify:
+            raise OptionError(
+                "verify=True needs fxremat.optimize, which has the module; or call fxremat.verify.",
+                "verify",
+                True,
+            )
         if made.keys is not None:
             raise OptionError(
                 "differentiate needs fxremat.optimize: torch.compile cannot name outputs.",

@@ -26,6 +26,11 @@ from fxremat.session import Session
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+Verifier = Callable[
+    [Callable[..., Any], nn.Module | None, tuple[Any, ...], dict[str, Any], Options], None
+]
+"""Checks one call of a callable, and of the module that owns it, before it runs."""
+
 _SESSION = "__fxremat_session__"
 
 
@@ -42,6 +47,7 @@ class Installed:
         owner: nn.Module | None,
         options: Options,
         trace: type[Trace] = Trace,
+        verifier: Verifier | None = None,
     ) -> None:
         self.target = target
         self.trace = trace
@@ -50,7 +56,7 @@ class Installed:
         self.compiled: dict[bool, Callable[..., Any]] = {}
         self.graph_inputs: dict[int, weakref.ref[torch.Tensor]] = {}  # leaves, by id
         self.completed = False
-        self.verify_next = options.verify
+        self.verifier = verifier  # of the first call
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Parameters and buffers, used by the graph or not."""
@@ -100,27 +106,12 @@ class Installed:
             )
         return self.compiled[with_gradients]
 
-    def verify(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Check one step against the unrewritten graph, on the arguments of the first call.
-
-        Raises:
-            VerificationError: Something differs, or the peak is above the budget.
-        """
-        from fxremat.verifying import verify_call  # it compiles both steps with this class
-
-        verify_call(
-            self.target,
-            self.owner() if self.owner is not None else None,
-            args,
-            kwargs,
-            self.session.options,
-        )
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One forward."""
-        if self.verify_next:
-            self.verify_next = False
-            self.verify(args, kwargs)
+        if self.verifier is not None:
+            verifier, self.verifier = self.verifier, None
+            owner = self.owner() if self.owner is not None else None
+            verifier(self.target, owner, args, kwargs, self.session.options)
         self.session.begin()
         compiled = self.compile(self.with_gradients())
         try:
@@ -172,10 +163,10 @@ def _name(target: object) -> str:
 _failures: "weakref.WeakKeyDictionary[nn.Module, str]" = weakref.WeakKeyDictionary()
 
 
-def optimize(target: F, options: Options) -> F:
+def optimize(target: F, options: Options, verifier: Verifier | None = None) -> F:
     """Put a plan between a callable and its callers; see ``fxremat.optimize``."""
     if isinstance(target, nn.Module):
-        _install(target, options)
+        _install(target, options, verifier)
         return target
     if not callable(target):
         raise OptionError(
@@ -184,7 +175,7 @@ def optimize(target: F, options: Options) -> F:
             target,
         )
     original = getattr(target, "__wrapped__", target) if hasattr(target, _SESSION) else target
-    installed = Installed(original, None, options)
+    installed = Installed(original, None, options, verifier=verifier)
 
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -194,7 +185,7 @@ def optimize(target: F, options: Options) -> F:
     return wrapper  # type: ignore[return-value]  # why: it has the signature of what it wraps
 
 
-def _install(module: nn.Module, options: Options) -> None:
+def _install(module: nn.Module, options: Options, verifier: Verifier | None) -> None:
     restore(module)
     if module._compiled_call_impl is not None:
         raise OptionError(
@@ -202,7 +193,7 @@ def _install(module: nn.Module, options: Options) -> None:
             "target",
             module,
         )
-    installed = Installed(module._call_impl, module, options)
+    installed = Installed(module._call_impl, module, options, verifier=verifier)
     _failures.pop(module, None)
     planted = weakref.ref(module)
 

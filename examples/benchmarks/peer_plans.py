@@ -17,7 +17,7 @@ from peer_models import Subject
 from torch import fx
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-from fxremat import CostTable, RematProblem
+from fxremat import CostTable, Plan, RematProblem
 from fxremat.compiling import Trace
 from fxremat.install import Installed
 from fxremat.options import Options, make_options
@@ -30,7 +30,6 @@ from fxremat.passes.joint import tensors_of
 from fxremat.passes.reference import reference_partition
 from fxremat.passes.tracing import joint_of
 from fxremat.pipeline import pose
-from fxremat.plans import Plan
 from fxremat.progress import Progress
 
 Graphs = tuple[fx.GraphModule, fx.GraphModule]

@@ -1,0 +1,133 @@
+"""``torch.compile(..., backend="fxremat")`` and Inductor as the executor."""
+
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from torch import nn
+
+import fxremat
+import fxremat.backend
+from tests.steps import QUICK
+
+
+@pytest.fixture(autouse=True)
+def _backend() -> Iterator[None]:
+    """The backend by its name, also where the package is not installed but on the path."""
+    torch._dynamo.reset()
+    if "fxremat" not in torch._dynamo.list_backends(exclude_tags=()):
+        torch._dynamo.register_backend(fxremat.backend.fxremat, name="fxremat")
+    yield
+
+
+def mlp() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Dropout(0.3), nn.Linear(16, 4))
+
+
+X = torch.randn(60, 8)
+
+
+def floor_bytes(**options: Any) -> int:
+    problem = fxremat.capture(mlp(), (X,), **{**QUICK, **options})
+    return fxremat.frontier(problem, 2)[-1].peak_bytes
+
+
+def step(call: Any) -> torch.Tensor:
+    torch.manual_seed(6)
+    output: torch.Tensor = call(X)
+    output.square().sum().backward()
+    return output.detach()
+
+
+def test_the_entry_point_names_the_backend() -> None:
+    text = (Path(__file__).parents[1] / "pyproject.toml").read_text()
+    assert 'fxremat = "fxremat.backend:fxremat"' in text
+    for found in entry_points(group="torch_dynamo_backends", name="fxremat"):
+        assert found.load() is fxremat.backend.fxremat
+
+
+def test_it_gives_the_same_bits_and_a_report() -> None:
+    model, plain = mlp(), mlp()
+    budget_bytes = floor_bytes()
+    compiled = torch.compile(model, backend="fxremat", options={"budget": budget_bytes, **QUICK})
+    assert torch.equal(step(compiled), step(plain))
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), model.parameters(), strict=True))
+    report = fxremat.report(compiled)
+    assert report.predicted_peak_bytes == report.budget_bytes == budget_bytes
+    resident_bytes = sum(t.nbytes for t in (*model.parameters(), X))
+    model.zero_grad()
+    peak = fxremat.measure_peak(lambda: compiled(X).backward(torch.ones(60, 4)))
+    assert resident_bytes + peak.peak_bytes <= budget_bytes + 8  # the profiler sees no more than the plan
+
+
+def test_two_compilations_have_a_report_each() -> None:
+    one = torch.compile(mlp(), backend="fxremat", options={"budget": "1MiB", **QUICK})
+    two = torch.compile(mlp(), backend="fxremat", options={"budget": "2MiB", **QUICK})
+    step(one)
+    step(two)
+    assert fxremat.report(one).budget_bytes == 1 << 20
+    assert fxremat.report(two).budget_bytes == 2 << 20
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (None, fxremat.BudgetError),
+        ({}, fxremat.BudgetError),
+        ({"budget": 1.5}, fxremat.BudgetError),
+        ({"budget": 100}, fxremat.InfeasibleBudgetError),
+        ({"budget": "1MiB", "frobnicate": 1}, fxremat.OptionError),
+        ({"budget": "1MiB", "solver": "magic"}, fxremat.OptionError),
+        ({"budget": "1MiB", "differentiate": "loss"}, fxremat.OptionError),
+    ],
+)
+def test_errors_arrive_as_they_are(options: Any, error: Any) -> None:
+    given = {} if options is None else {"options": {**options, **(QUICK if "budget" in options else {})}}
+    compiled = torch.compile(mlp(), backend="fxremat", **given)
+    with pytest.raises(error) as caught:
+        compiled(X)
+    if isinstance(caught.value, fxremat.InfeasibleBudgetError):
+        assert caught.value.budget_bytes == 100
+        assert caught.value.floor_bytes == floor_bytes()
+
+
+def test_a_compiled_module_that_is_not_ours_bears_no_plan() -> None:
+    compiled = torch.compile(mlp(), backend="eager")
+    compiled(X)
+    with pytest.raises(fxremat.FxrematError, match="bears no plan"):
+        fxremat.report(compiled)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["optimize", "compile"])
+def test_inductor_runs_a_plan_within_its_bound(way: str) -> None:
+    model, plain = mlp(), mlp()
+    options = {**QUICK, "executor": "inductor"}
+    if way == "optimize":
+        optimised = fxremat.optimize(model, "1MiB", **options)
+    else:
+        optimised = torch.compile(model, backend="fxremat", options={"budget": "1MiB", **options})
+    torch.testing.assert_close(step(optimised), step(plain))
+    assert torch.equal(torch.get_rng_state(), _state_after(plain))
+    for a, b in zip(plain.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+    assert fxremat.report(optimised).predicted_peak_bytes <= 1 << 20
+
+
+def _state_after(plain: nn.Module) -> torch.Tensor:
+    with torch.random.fork_rng(devices=()):
+        step(plain)
+        return torch.get_rng_state()
+
+
+@pytest.mark.slow
+def test_inductor_is_verified_against_the_unrewritten_graph() -> None:
+    model = mlp()
+    check = fxremat.verify(model, (X,), budget="95%", executor="inductor", repeats=1, **QUICK)
+    assert not check.beyond_bound
+    assert check.rng_equal
