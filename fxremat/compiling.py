@@ -13,6 +13,7 @@ from fxremat.errors import CaptureError, UnsupportedGraphError
 from fxremat.passes.boxed import Boxed, boxed
 from fxremat.passes.inductor import compile_with_inductor
 from fxremat.passes.reference import reference_partition
+from fxremat.passes.second_order import refusing_second_order
 from fxremat.passes.select import detach_the_rest
 from fxremat.passes.storages import round_up
 from fxremat.passes.tracing import compiling, joint_of, keeps_graph
@@ -67,18 +68,25 @@ class Backend:
             total_bytes += bytes_on(device, gradients_of(resident))
         trace = self.trace(self.session, device, total_bytes)
         with compiling():
-            if options.executor == "inductor":
-                return compile_with_inductor(
-                    graph, inputs, trace.partition, trace.mark, _identity(options)
-                )
-            compiler = aot_autograd(
-                fw_compiler=trace.forward_compiler,
-                bw_compiler=trace.backward_compiler,
-                inference_compiler=trace.inference_compiler,
-                partition_fn=trace.partition,
+            return refusing_second_order(self.compile(graph, inputs, trace))
+
+    def compile(
+        self, graph: fx.GraphModule, inputs: Sequence[Any], trace: "Trace"
+    ) -> Callable[..., Any]:
+        """Hand a graph to the executor."""
+        options = self.session.options
+        if options.executor == "inductor":
+            return compile_with_inductor(
+                graph, inputs, trace.partition, trace.mark, _identity(options)
             )
-            compiled: Callable[..., Any] = compiler(graph, inputs)
-            return compiled
+        compiler = aot_autograd(
+            fw_compiler=trace.forward_compiler,
+            bw_compiler=trace.backward_compiler,
+            inference_compiler=trace.inference_compiler,
+            partition_fn=trace.partition,
+        )
+        compiled: Callable[..., Any] = compiler(graph, inputs)
+        return compiled
 
 
 class Trace:

@@ -23,7 +23,8 @@ _STAGES, _REACH = 96, 8  # stages, and how many of them a replay has one by one
 _DIVES = 4  # linear programs in one dive
 _NODES = 200
 _KICKS = (12, 4, 12, 4, 12, 12)  # values that each new start flips
-_CLOSE = 1.01  # a plan this near to the relaxation is left alone
+_CLOSE = 0.01  # share of the relaxed time that a plan may be above it and is left alone
+_CLOSE_STEP = 0.002  # or share of the step
 _KICK_EFFORT = 6000
 _EFFORT = 12_000  # choices that one descent may price
 _SMALL = 64  # candidates up to which every start is searched from and the model branched on
@@ -71,7 +72,7 @@ def within(
     best = min([*found, *seeds], key=key)
     if best.peak_bytes > budget_bytes:
         return None
-    if polish and best.recompute_ns > _CLOSE * relaxed_ns:
+    if polish and best.recompute_ns > _close_ns(search, relaxed_ns):
         best = _kicked(search, best, goal, clock)
     return best
 
@@ -96,6 +97,13 @@ def modelled(search: Search, budget_bytes: int, clock: Clock) -> Judged | None:
 def _descend(search: Search, judged: Iterable[Judged], goal: Goal, clock: Clock) -> list[Judged]:
     """The best choice below each of some."""
     return [search.improve(start, goal, effort=_EFFORT, clock=clock) for start in judged]
+
+
+def _close_ns(search: Search, relaxed_ns: float) -> float:
+    """A time so near to the relaxation that no more effort is spent; none is without one. [ns]"""
+    if relaxed_ns == -math.inf:
+        return relaxed_ns
+    return relaxed_ns + max(_CLOSE * abs(relaxed_ns), _CLOSE_STEP * search.problem.step_ns)
 
 
 def _kicked(search: Search, best: Judged, goal: Goal, clock: Clock) -> Judged:

@@ -38,10 +38,11 @@ def floor_bytes(**options: Any) -> int:
 
 
 def step(call: Any) -> torch.Tensor:
+    """The output of one seeded step, and the generator's state after it, as one tensor."""
     torch.manual_seed(6)
     output: torch.Tensor = call(X)
     output.square().sum().backward()
-    return output.detach()
+    return torch.cat([output.detach().flatten(), torch.get_rng_state().float()])
 
 
 def test_the_entry_point_names_the_backend() -> None:
@@ -61,8 +62,9 @@ def test_it_gives_the_same_bits_and_a_report() -> None:
     assert report.predicted_peak_bytes == report.budget_bytes == budget_bytes
     resident_bytes = sum(t.nbytes for t in (*model.parameters(), X))
     model.zero_grad()
-    peak = fxremat.measure_peak(lambda: compiled(X).backward(torch.ones(60, 4)))
-    assert resident_bytes + peak.peak_bytes <= budget_bytes + 8  # the profiler sees no more than the plan
+    peak = fxremat.measure_peak(lambda: compiled(X).sum().backward())
+    loss_bytes = 8  # the caller's sum and its gradient are not in the graph
+    assert resident_bytes + peak.peak_bytes <= budget_bytes + loss_bytes
 
 
 def test_two_compilations_have_a_report_each() -> None:
@@ -113,16 +115,9 @@ def test_inductor_runs_a_plan_within_its_bound(way: str) -> None:
     else:
         optimised = torch.compile(model, backend="fxremat", options={"budget": "1MiB", **options})
     torch.testing.assert_close(step(optimised), step(plain))
-    assert torch.equal(torch.get_rng_state(), _state_after(plain))
     for a, b in zip(plain.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad)
     assert fxremat.report(optimised).predicted_peak_bytes <= 1 << 20
-
-
-def _state_after(plain: nn.Module) -> torch.Tensor:
-    with torch.random.fork_rng(devices=()):
-        step(plain)
-        return torch.get_rng_state()
 
 
 @pytest.mark.slow

@@ -278,7 +278,7 @@ class Case:
 def gpt2(tiny: bool, layers: int = 12) -> tuple[LossModel, tuple[Tensor, ...]]:
     """GPT-2 small (124 million parameters) on 4 x 1,024 tokens."""
     layers, width, heads, vocabulary, batch, length = (
-        (2, 64, 4, 131, 2, 16) if tiny else (layers, 768, 12, 50_257, 4, 1_024)
+        (3, 32, 4, 31, 4, 64) if tiny else (layers, 768, 12, 50_257, 4, 1_024)
     )
     model = GPT2(layers, width, heads, vocabulary, length)
     tokens = torch.randint(vocabulary, (2, batch, length))
