@@ -267,7 +267,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--vocabulary", type=int, default=8192)
     parser.add_argument("--repeats", type=int, default=3, help="timed steps of each kind")
     parser.add_argument(
-        "--time-limit", type=float, default=10.0, help="for solving, per budget [s]"
+        "--time-limit", type=float, default=20.0, help="for solving, per budget [s]"
     )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--cache-dir", default=None, help="where measured costs are kept")

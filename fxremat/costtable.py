@@ -36,15 +36,18 @@ class Cost:
     Attributes:
         cost_ns: Time to run it once, the least of all repeats. [ns]
         workspace_bytes: Held inside it, above its inputs and outputs, at the worst moment. [bytes]
+        held_bytes: What remains when it returns, outputs that alias larger memory included; 0 where
+            that was not measured. [bytes]
         spread: (slowest - fastest) / median of the repeats; 0 when it was not repeated.
     """
 
     cost_ns: int
     workspace_bytes: int = 0
+    held_bytes: int = 0
     spread: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.cost_ns < 0 or self.workspace_bytes < 0 or not self.spread >= 0:
+        if min(self.cost_ns, self.workspace_bytes, self.held_bytes) < 0 or not self.spread >= 0:
             raise ValueError(f"{self!r}: nothing in it may be negative")
 
 
@@ -140,6 +143,7 @@ class CostTable:
             key: {
                 "cost_ns": cost.cost_ns,
                 "workspace_bytes": cost.workspace_bytes,
+                "held_bytes": cost.held_bytes,
                 "spread": round(cost.spread, 4),
             }
             for key, cost in self.costs.items()
@@ -184,15 +188,16 @@ def load(path: Path | str) -> CostTable:
 
 
 def _cost(row: dict[str, float]) -> Cost:
-    unknown = sorted(set(row) - {"cost_ns", "workspace_bytes", "spread"})
+    unknown = sorted(set(row) - {"cost_ns", "workspace_bytes", "held_bytes", "spread"})
     if unknown:
         raise ValueError(f"a cost has no {unknown[0]!r}")
-    for name in ("cost_ns", "workspace_bytes"):
+    for name in ("cost_ns", "workspace_bytes", "held_bytes"):
         if type(row.get(name, 0)) is not int:
             raise ValueError(f"{name} is {row[name]!r}, not a whole number")
     return Cost(
         cost_ns=int(row["cost_ns"]),
         workspace_bytes=int(row.get("workspace_bytes", 0)),
+        held_bytes=int(row.get("held_bytes", 0)),
         spread=float(row.get("spread", 0)),
     )
 

@@ -127,7 +127,7 @@ def pose(
     def state(analysis: Analysis) -> RematProblem:
         problem = extract(
             analysis,
-            lambda call: (table[cost_key(call)].cost_ns, table[cost_key(call)].workspace_bytes),
+            lambda call: table[cost_key(call)],
             outputs_held=options.outputs == "held",
             resident_bytes=resident_bytes + _constant_bytes(analysis),
         )
@@ -177,9 +177,7 @@ def price(
 
 def with_workspaces(chosen: CostTable, measured: CostTable) -> CostTable:
     """The times of one table with the workspaces of another: bytes are never a matter of taste."""
-    costs = {
-        key: replace(chosen[key], workspace_bytes=measured[key].workspace_bytes) for key in chosen
-    }
+    costs = {key: replace(measured[key], cost_ns=chosen[key].cost_ns) for key in chosen}
     return replace(chosen, costs=costs)
 
 

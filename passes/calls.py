@@ -9,6 +9,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from fxremat.costtable import Cost
 from fxremat.passes.effects import is_random
 from fxremat.passes.joint import target_name
 from fxremat.passes.opcall import OpCall
@@ -79,5 +80,5 @@ def describe(node: fx.Node) -> str:
     return f"{node.name!r} ({target_name(node)})"
 
 
-Price = Callable[[OpCall], tuple[int, int]]
-"""Cost [ns] and workspace [bytes] of a call."""
+Price = Callable[[OpCall], Cost]
+"""What a call costs."""

@@ -21,11 +21,11 @@ from fxremat.passes.realmode import real_mode
 from fxremat.passes.roofline import FAILURES, estimate, one_line, roofline_costs
 from fxremat.passes.workbench import (
     Job,
+    held_inside,
     make_job,
     measure_cuda,
     prepare,
     time_cpu,
-    workspace_bytes,
 )
 
 __all__ = ["OpCall", "cost_key", "measure_costs", "roofline_costs", "uniform_costs"]
@@ -190,12 +190,12 @@ def _measure_cpu(jobs: list[Job], bench: _Bench) -> dict[str, Cost]:
     costs: dict[str, Cost] = {}
     running = [job for job in jobs if job.key in first_ns]
     for index, job in enumerate(running):
-        held_bytes = workspace_bytes(recording.within(job.key))
+        workspace_bytes, held_bytes = held_inside(recording.within(job.key))
         share_ns = bench.left_ns() // (len(running) - index)
         cost_ns, spread = first_ns[job.key], 0.0
         if share_ns > cost_ns:
             cost_ns, spread = time_cpu(prepare(job), share_ns)
-        costs[job.key] = Cost(cost_ns, held_bytes, spread)
+        costs[job.key] = Cost(cost_ns, workspace_bytes, held_bytes, spread)
         bench.step()
     return costs
 

@@ -1,11 +1,12 @@
 """From a joint graph to a problem: fold views away, price operations, say what may be replayed."""
 
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from torch import fx
 
+from fxremat.costtable import Cost
 from fxremat.passes.calls import (
     Price,
     call_of,
@@ -113,19 +114,20 @@ def extract(
     replays: list[Replay] = []
     for index, name in enumerate(analysis.operations):
         node = nodes[name]
-        cost_ns, workspace_bytes = price(call_of(node))
+        cost = price(call_of(node))
         creates = table.creates[name]
+        _enlarge(storages, creates, cost)
         in_forward = name in analysis.forward
         reason = why_saved(node, analysis.joint, table) if in_forward else ""
         if in_forward and not reason and creates:
             state = _add_state(node, index, storages)
             creates = creates if state is None else (*creates, state)
-            replays += _replays(node, index, analysis, price, cost_ns, workspace_bytes, state)
+            replays += _replays(node, index, analysis, price, cost, state)
             if is_random(node) and state is None:
                 reason = "it draws random numbers from a generator that cannot be put back"
         operations.append(
             Operation(
-                name, target_name(node), analysis.reads[name], creates, cost_ns, workspace_bytes,
+                name, target_name(node), analysis.reads[name], creates, cost.cost_ns, cost.workspace_bytes,
                 must_run=in_forward and (is_random(node) or has_effect(node)),
                 why_saved=reason, source=source_of(node), module=module_of(node),
             )
@@ -166,6 +168,17 @@ def _kind(owner: fx.Node) -> Kind:
     return Kind.PRIMAL if is_held_by_caller(owner) else Kind.VALUE
 
 
+def _enlarge(storages: list[Storage], creates: tuple[int, ...], cost: Cost) -> None:
+    """Charge what an operator's result really holds where its fake tensor says less.
+
+    A reduced loss such as ``mse_loss`` returns a number that keeps the whole elementwise result.
+    """
+    more_bytes = cost.held_bytes - sum(storages[g].size_bytes for g in creates)
+    if creates and more_bytes > 0:
+        first = storages[creates[0]]
+        storages[creates[0]] = replace(first, size_bytes=first.size_bytes + more_bytes)
+
+
 def _add_state(node: fx.Node, index: int, storages: list[Storage]) -> int | None:
     """Give a random operation the storage of its generator's state; returns its number."""
     size_bytes = state_bytes(node)
@@ -180,24 +193,26 @@ def _replays(
     index: int,
     analysis: Analysis,
     price: Price,
-    cost_ns: int,
-    workspace_bytes: int,
+    cost: Cost,
     state: int | None,
 ) -> list[Replay]:
     """The ways to run one replayable forward operation again."""
     reads, creates = analysis.reads[node.name], analysis.storages.creates[node.name]
     if not is_random(node):
-        return [Replay(index, "same", reads, creates, cost_ns, workspace_bytes)]
+        return [Replay(index, "same", reads, creates, cost.cost_ns, cost.workspace_bytes)]
     found = []
     if has_mask(node):
         result, mask = creates
-        mask_ns, mask_workspace_bytes = price(from_mask_call(node))
+        again = price(from_mask_call(node))
         both = tuple(sorted({*reads, mask}))
-        found.append(Replay(index, "from_mask", both, (result,), mask_ns, mask_workspace_bytes))
+        found.append(
+            Replay(index, "from_mask", both, (result,), again.cost_ns, again.workspace_bytes)
+        )
     if state is not None:
-        held_bytes = state_bytes(node) or 0  # the state that is put back afterwards
+        second_bytes = state_bytes(node) or 0  # the state that is put back afterwards
         both = tuple(sorted({*reads, state}))
-        found.append(Replay(index, "redraw", both, creates, cost_ns, workspace_bytes + held_bytes))
+        workspace_bytes = cost.workspace_bytes + second_bytes
+        found.append(Replay(index, "redraw", both, creates, cost.cost_ns, workspace_bytes))
     return found
 
 

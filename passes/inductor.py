@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._inductor import config as inductor_config
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
@@ -57,9 +56,11 @@ def compile_with_inductor(
     patches: dict[str, Any] = {
         "custom_partitioner_fn": Partitioner(partition, identity),
         "fallback_random": True,
+        "comprehensive_padding": False,  # both may allocate what the plan does not know
+        "layout_optimization": False,
     }
-    with inductor_config.patch(patches):
-        compiled = compile_fx(graph, list(inputs))
+    # Passed, not set around the call: the backward compiles later, on CUDA in another thread.
+    compiled = compile_fx(graph, list(inputs), config_patches=patches)
     call: Callable[..., Any] = compiled  # type: ignore[assignment]  # why: other results are of AOT packages
 
     def run(*args: Any) -> Any:

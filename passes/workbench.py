@@ -142,13 +142,20 @@ def _bind(job: Job, *, positive: bool) -> Run:
     return lambda: target(*args, **kwargs)
 
 
-def workspace_bytes(events: tuple[AllocationEvent, ...]) -> int:
-    """The most that a call held at once, less what remains of it: its outputs. [bytes]"""
+def held_inside(events: tuple[AllocationEvent, ...]) -> tuple[int, int]:
+    """Workspace and results of one call.
+
+    Args:
+        events: What it allocated and released.
+
+    Returns:
+        The most that it held at once, less what remains of it; and what remains. [bytes]
+    """
     level = peak = 0
     for event in events:
         level += event.change_bytes
         peak = max(peak, level)
-    return peak - level
+    return peak - level, max(0, level)
 
 
 def time_cpu(run: Run, share_ns: int) -> tuple[int, float]:
@@ -196,18 +203,25 @@ def measure_cuda(run: Run, limit_ns: int) -> Cost:
     """
     torch.cuda.synchronize()
     before_bytes = torch.cuda.memory_allocated()
+    requested_bytes = -_requested_bytes()
     torch.cuda.reset_peak_memory_stats()
     result = run()
     torch.cuda.synchronize()
     peak_bytes = torch.cuda.max_memory_allocated() - before_bytes
     held_bytes = torch.cuda.memory_allocated() - before_bytes
+    requested_bytes += _requested_bytes()
     del result
     single_ns = max(1, _batch_ns(run, 1))
     batch = max(1, min(_MAX_REPEATS, min(limit_ns, _TRY_NS) // (single_ns * _KERNEL_SAMPLES)))
     if batch == 1:
-        return Cost(single_ns, peak_bytes - held_bytes)
+        return Cost(single_ns, peak_bytes - held_bytes, requested_bytes)
     samples = [_batch_ns(run, batch) for _ in range(_KERNEL_SAMPLES)]
-    return Cost(min(samples), peak_bytes - held_bytes, _spread(samples))
+    return Cost(min(samples), peak_bytes - held_bytes, requested_bytes, _spread(samples))
+
+
+def _requested_bytes() -> int:
+    """What live tensors asked for; their blocks may be larger by chance of where they lie. [bytes]"""
+    return int(torch.cuda.memory_stats().get("requested_bytes.all.current", 0))
 
 
 def _batch_ns(run: Run, count: int) -> int:
