@@ -1,11 +1,11 @@
-# make demo | test | check | cuda | bench | format | clean; each installs what it needs into .venv first.
+# make demo | test | models | check | cuda | bench | format | clean; each installs what it needs into .venv first.
 # `make check test` runs both.
 
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: demo test check cuda bench format install clean
+.PHONY: demo test models check cuda bench format install clean
 .DEFAULT_GOAL := demo
 
 demo: $(INSTALLED)
@@ -13,6 +13,9 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest
+
+models: $(INSTALLED)
+	$(BIN)/python -m pytest -m slow
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .

@@ -35,7 +35,6 @@ def fxremat(
     """
     with shortened():
         session = _session(options)
-        session.ran = []
         held = session.options.gradients == "held"
         return Backend(session, with_gradients=held)(graph, inputs)
 

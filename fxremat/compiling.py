@@ -16,12 +16,12 @@ from fxremat.passes.reference import reference_partition
 from fxremat.passes.second_order import refusing_second_order
 from fxremat.passes.select import detach_the_rest
 from fxremat.passes.storages import round_up
-from fxremat.passes.tracing import compiling, joint_of, keeps_graph
+from fxremat.passes.tracing import compiling, current_frame, joint_of, keeps_graph
 from fxremat.pipeline import Planned, partition, tangents
 from fxremat.plans import Plan, Solution, make_plan
 from fxremat.problem import RematProblem
 from fxremat.reserve import reserve_bytes
-from fxremat.session import GraphRecord, Session, tangent_note
+from fxremat.session import GraphRecord, Piece, Session, tangent_note
 from fxremat.simulate import Schedule
 
 NOTEWORTHY_SHARE = 0.02  # of the baseline peak; smaller tangents are not worth a hint
@@ -66,9 +66,20 @@ class Backend:
             total_bytes += expected_gradient_bytes(device, resident)
         elif options.gradients == "auto":
             total_bytes += bytes_on(device, gradients_of(resident))
-        trace = self.trace(self.session, device, total_bytes)
+        piece = self.piece(device, given)
+        trace = self.trace(self.session, device, total_bytes + piece.others_bytes, piece)
         with compiling():
             return refusing_second_order(self.compile(graph, inputs, trace))
+
+    def piece(self, device: torch.device, given: list[torch.Tensor]) -> Piece:
+        """What other pieces of the same call hold while this one runs forward or back."""
+        frame = current_frame()
+        earlier = sum(record.held_bytes for record in self.session.earlier(frame))
+        mine = {id(tensor) for tensor in given}
+        breaks = not self.session.options.fullgraph
+        outside = [t for t in self.held() if id(t) not in mine] if breaks else []
+        others_bytes = earlier + gradient_bytes(device, outside)
+        return Piece(frame, others_bytes, gradient_bytes(device, given))
 
     def compile(
         self, graph: fx.GraphModule, inputs: Sequence[Any], trace: "Trace"
@@ -92,8 +103,11 @@ class Backend:
 class Trace:
     """One graph on its way through AOTAutograd."""
 
-    def __init__(self, session: Session, device: torch.device, resident_bytes: int) -> None:
+    def __init__(
+        self, session: Session, device: torch.device, resident_bytes: int, piece: Piece
+    ) -> None:
         self.session = session
+        self.piece = piece
         self.device = device
         self.resident_bytes = resident_bytes
         self.record: GraphRecord | None = None
@@ -126,15 +140,16 @@ class Trace:
         for name, size_bytes in tangents(planned.analysis):
             if size_bytes > NOTEWORTHY_SHARE * planned.plan.peak_bytes:
                 notes.append(tangent_note(name.removeprefix("tangents_"), size_bytes))
-        self.record = GraphRecord(planned.plan, trace_s, planned.profile_s, tuple(notes))
+        self.record = GraphRecord(
+            planned.plan, trace_s, planned.profile_s, tuple(notes), self.piece
+        )
         self.session.graphs.append(self.record)
 
     def mark(self) -> None:
         """The graph runs now."""
         if self.record is None:
-            self.record = GraphRecord(
-                nothing_to_plan(self.session, self.device, self.resident_bytes), 0.0, 0.0, (), False
-            )
+            plan = nothing_to_plan(self.session, self.device, self.resident_bytes)
+            self.record = GraphRecord(plan, 0.0, 0.0, (), self.piece, differentiated=False)
             self.session.graphs.append(self.record)
         self.session.mark(self.record)
 
@@ -146,6 +161,7 @@ class Trace:
 
     def check_backward(self) -> None:
         """The backward is about to run."""
+        self.session.turn()
         if self.record is not None and keeps_graph():
             self.record.check_retained()
 
@@ -237,13 +253,17 @@ def gradients_of(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     return [t.grad for t in tensors if t.is_leaf and t.grad is not None]
 
 
+def gradient_bytes(device: torch.device, tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of a gradient for every leaf that takes one. [bytes]"""
+    wanted = {id(t): t for t in tensors if t.is_leaf and t.requires_grad and t.device == device}
+    return sum(round_up(t.numel() * t.element_size(), device) for t in wanted.values())
+
+
 def expected_gradient_bytes(device: torch.device, tensors: Iterable[torch.Tensor]) -> int:
     """Bytes of a gradient for every parameter, and of those that other tensors have now. [bytes]"""
-    trainable = {id(t): t for t in tensors if t.is_leaf and t.requires_grad and t.device == device}
-    return sum(
-        round_up(t.numel() * t.element_size(), device)
-        for t in trainable.values()
-        if isinstance(t, torch.nn.Parameter) or t.grad is not None
+    kept = (t for t in tensors if t.is_leaf)
+    return gradient_bytes(
+        device, [t for t in kept if isinstance(t, torch.nn.Parameter) or t.grad is not None]
     )
 
 

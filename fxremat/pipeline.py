@@ -25,7 +25,6 @@ from fxremat.passes.rewrite import rewrite
 from fxremat.passes.roofline import roofline_costs
 from fxremat.passes.split import Split, split
 from fxremat.passes.storages import is_held_by_caller
-from fxremat.passes.tangents import tangents_held
 from fxremat.planning import baseline_peak_bytes, make
 from fxremat.plans import Plan
 from fxremat.problem import RematProblem
@@ -134,7 +133,6 @@ def pose(
         return replace(
             problem,
             in_flight=options.in_flight,
-            tangents_held=tangents_held(),
             costs=table.kind,
             device=str(device),
             name=name,

@@ -36,6 +36,7 @@ class Storage:
             [bytes]
         kind: Where it comes from.
         producer: Index of the operation that allocates it; -1 for primals and tangents.
+        held: Of a tangent: somebody outside keeps it until the backward ends, read or not.
         lazy: It exists only when a replay reads it (the saved state of a generator).
     """
 
@@ -44,6 +45,7 @@ class Storage:
     kind: Kind
     producer: int = -1
     lazy: bool = False
+    held: bool = False
 
     def __post_init__(self) -> None:
         if self.size_bytes < 0:
@@ -116,7 +118,6 @@ class RematProblem:
         gradients: Storages that the backward hands to autograd.
         resident_bytes: Parameters, buffers, inputs, existing gradients and reserve. [bytes]
         outputs_held: The caller keeps the outputs until the backward ends.
-        tangents_held: Autograd keeps the tangents until the backward ends, read or not.
         copied_bytes: Held in the end by autograd's copies of gradients, above the gradients.
             [bytes]
         in_flight: Forwards alive at once before their backwards.
@@ -135,7 +136,6 @@ class RematProblem:
     gradients: tuple[int, ...]
     resident_bytes: int = 0
     outputs_held: bool = True
-    tangents_held: bool = False
     copied_bytes: int = 0
     in_flight: int = 1
     unrewritten_peak_bytes: int = 0

@@ -11,8 +11,24 @@ from fxremat.errors import FxrematError, InfeasibleBudgetError
 from fxremat.options import Options
 from fxremat.planning import baseline_peak_bytes, floor_plan
 from fxremat.plans import Plan
+from fxremat.problem import Kind
 from fxremat.reporting import GraphReport, RematReport, graph_report, remat_report
 from fxremat.simulate import simulate
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A graph as one of several that a call runs, where graph breaks are accepted.
+
+    Attributes:
+        frame: Dynamo's number of the code that the graph comes from.
+        others_bytes: What other pieces of the call were assumed to hold; part of resident. [bytes]
+        gradient_bytes: Gradients of its leaf inputs, there once it has been run back. [bytes]
+    """
+
+    frame: int = -1
+    others_bytes: int = 0
+    gradient_bytes: int = 0
 
 
 @dataclass
@@ -23,8 +39,16 @@ class GraphRecord:
     trace_s: float
     profile_s: float
     notes: tuple[str, ...]
+    piece: Piece = Piece()
     differentiated: bool = True
     _report: GraphReport | None = None
+
+    @cached_property
+    def held_bytes(self) -> int:
+        """Held for this graph between its forward and its backward. [bytes]"""
+        problem = self.plan.problem
+        tangents_bytes = sum(s.size_bytes for s in problem.storages if s.kind is Kind.TANGENT)
+        return self.plan.simulation.entry_bytes - problem.resident_bytes - tangents_bytes
 
     @cached_property
     def retained_peak_bytes(self) -> int:
@@ -74,6 +98,7 @@ class Session:
         name: What was optimised, for people.
         graphs: Every graph captured, in order.
         ran: The graphs that the last call ran, in order.
+        told: Whether ``begin`` says where a call starts; ``torch.compile`` does not.
         on_inputs: Told the names and values of a graph's inputs before it first runs.
         started_s: When the trace in progress began. [s]
     """
@@ -84,15 +109,44 @@ class Session:
     ran: list[GraphRecord] = field(default_factory=list)
     on_inputs: Callable[[Sequence[tuple[str, Any]]], None] = lambda found: None
     started_s: float = 0.0
+    told: bool = False
+    turned: bool = False  # a backward has begun since the last forward
 
     def begin(self) -> None:
         """A call starts."""
         self.ran = []
+        self.told = True
         self.started_s = time.perf_counter()
 
+    def turn(self) -> None:
+        """A backward starts."""
+        self.turned = True
+
+    def earlier(self, frame: int) -> list[GraphRecord]:
+        """The pieces of the call in progress that have run when code of a frame comes next.
+
+        Where nobody tells, a call starts after a backward, or when a frame comes again.
+        """
+        if not self.told and (self.turned or any(r.piece.frame == frame for r in self.ran)):
+            self.ran = []
+        self.turned = False
+        return self.ran
+
     def mark(self, record: GraphRecord) -> None:
-        """A graph starts to run."""
-        self.ran.append(record)
+        """A graph starts to run.
+
+        Raises:
+            InfeasibleBudgetError: It would take the pieces of this call over the budget together.
+        """
+        ran = [*self.earlier(record.piece.frame), record]
+        held_bytes, gradient_bytes = 0, sum(r.piece.gradient_bytes for r in ran)
+        for each in ran if len(ran) > 1 else ():
+            gradient_bytes -= each.piece.gradient_bytes  # those of later pieces, run back before it
+            more_bytes = held_bytes + gradient_bytes - each.piece.others_bytes
+            if each.differentiated:
+                _check_piece(each.plan, each.plan.peak_bytes + more_bytes)
+            held_bytes += each.held_bytes
+        self.ran = ran
 
     def only_plan(self) -> Plan:
         """The plan of the last call, which ran one graph.
@@ -120,6 +174,17 @@ class Session:
                 "the first call. Call it once, then ask for the report."
             )
         return remat_report([r.report for r in self.ran], [r.report for r in self.graphs])
+
+
+def _check_piece(plan: Plan, peak_bytes: int) -> None:
+    if peak_bytes > plan.budget_bytes:
+        raise InfeasibleBudgetError(
+            f"the pieces between the graph breaks of {plan.problem.name} hold {peak_bytes:,} bytes "
+            f"together, more than the budget of {plan.budget_bytes:,} bytes. Raise the budget to "
+            f"{peak_bytes:,} bytes, or remove the graph breaks: one graph needs less.",
+            plan.budget_bytes,
+            peak_bytes,
+        )
 
 
 def tangent_note(name: str, size_bytes: int) -> str:

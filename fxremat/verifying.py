@@ -45,6 +45,7 @@ class _Seed(torch.autograd.Function):
             generator = torch.Generator(device).manual_seed(SEED + number)
             weight = torch.empty_strided(size, stride, dtype=dtype, device=device)
             weights.append(weight.normal_(generator=generator))
+        ctx.kept = [weight for weight in weights if weight.numel() == 1]  # as loss.backward() does
         return None, *weights
 
 

@@ -20,6 +20,7 @@ from fxremat.passes.joint import Joint, is_tangent, module_of, source_of, target
 from fxremat.passes.opcall import OpCall
 from fxremat.passes.phases import forward_names
 from fxremat.passes.storages import StorageTable, find_storages, is_held_by_caller
+from fxremat.passes.tangents import outlives_backward
 from fxremat.problem import Kind, Operation, RematProblem, Replay, Storage
 
 
@@ -105,7 +106,13 @@ def extract(
     nodes, table = analysis.nodes, analysis.storages
     index_of = {name: index for index, name in enumerate(analysis.operations)}
     storages = [
-        Storage(value, size_bytes, _kind(nodes[owner]), index_of.get(owner, -1))
+        Storage(
+            value,
+            size_bytes,
+            _kind(nodes[owner]),
+            index_of.get(owner, -1),
+            held=is_tangent(nodes[owner]) and outlives_backward(nodes[owner].meta.get("val")),
+        )
         for value, owner, size_bytes in zip(
             _value_names(analysis), table.owner, table.size_bytes, strict=True
         )

@@ -17,6 +17,16 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from fxremat.passes.realmode import real_mode
 
 
+def outlives_backward(tangent: object) -> bool:
+    """Is a tangent kept until the backward ends, whoever has read it?
+
+    The one number that ``loss.backward()`` starts from is: Python keeps it while the engine runs.
+    """
+    if not isinstance(tangent, torch.Tensor):
+        return False
+    return tangent.numel() == 1 or tangents_held()
+
+
 @lru_cache(maxsize=1)
 def tangents_held() -> bool:
     """Does torch keep the tangents until the backward has returned?

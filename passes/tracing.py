@@ -14,13 +14,14 @@ from torch._C._autograd import _get_current_graph_task_keep_graph
 from torch._dynamo.eval_frame import innermost_backend
 from torch._dynamo.exc import BackendCompilerFailed, ShortenTraceback, TorchDynamoException
 from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
+from torch._guards import CompileContext
 
 from fxremat.errors import FxrematError
 from fxremat.passes.joint import Joint
 
 __all__ = [
     "BackendCompilerFailed", "TorchDynamoException", "backend_arguments", "compiling",
-    "joint_of", "keeps_graph", "own_code", "shortened", "tracing",
+    "current_frame", "joint_of", "keeps_graph", "own_code", "shortened", "tracing",
 ]  # fmt: skip
 
 RECOMPILE_LIMIT = (
@@ -131,6 +132,12 @@ def joint_of(module: torch.fx.GraphModule, num_forward_outputs: int) -> Joint:
 def keeps_graph() -> bool:
     """Does the backward that runs now keep its graph (``retain_graph=True``)?"""
     return bool(_get_current_graph_task_keep_graph())
+
+
+def current_frame() -> int:
+    """Dynamo's number of the code that it compiles now; -1 outside of a compilation."""
+    found = CompileContext.current_compile_id()
+    return -1 if found is None or found.frame_id is None else found.frame_id
 
 
 def own_code(function: types.FunctionType) -> types.FunctionType:

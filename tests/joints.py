@@ -17,7 +17,9 @@ def joint_graph(fn: Callable[..., Any], args: Sequence[torch.Tensor]) -> Joint:
     """The joint graph that AOTAutograd makes of a callable."""
     found: list[Joint] = []
 
-    def partition(module: fx.GraphModule, _inputs: object, *, num_fwd_outputs: int, **_: object) -> Any:
+    def partition(
+        module: fx.GraphModule, _inputs: object, *, num_fwd_outputs: int, **_: object
+    ) -> Any:
         found.append(joint_of(module, num_fwd_outputs))
         raise _FoundError
 
@@ -53,7 +55,9 @@ def real_inputs(joint: Joint) -> list[Any]:
     for node in joint.graph.find_nodes(op="placeholder"):
         fake = node.meta["val"]
         value = torch.empty_strided(fake.size(), fake.stride(), dtype=fake.dtype)
-        found.append(value.normal_(generator=generator) if fake.is_floating_point() else value.zero_())
+        found.append(
+            value.normal_(generator=generator) if fake.is_floating_point() else value.zero_()
+        )
     return found
 
 

@@ -41,7 +41,11 @@ def bert() -> Called:
     )  # fmt: skip
     ids = torch.randint(0, 512, (2, 64))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    return BertForSequenceClassification(config).train(), (), {**inputs, "labels": torch.tensor([0, 1])}
+    return (
+        BertForSequenceClassification(config).train(),
+        (),
+        {**inputs, "labels": torch.tensor([0, 1])},
+    )
 
 
 def t5() -> Called:
@@ -75,7 +79,11 @@ def resnet() -> Called:
     )
     pixels = torch.randn(4, 3, 64, 64)
     labels = torch.randint(0, 10, (4,))
-    return ResNetForImageClassification(config).train(), (), {"pixel_values": pixels, "labels": labels}
+    return (
+        ResNetForImageClassification(config).train(),
+        (),
+        {"pixel_values": pixels, "labels": labels},
+    )
 
 
 def convnext() -> Called:
@@ -87,7 +95,11 @@ def convnext() -> Called:
     )  # fmt: skip
     pixels = torch.randn(4, 3, 64, 64)
     labels = torch.randint(0, 10, (4,))
-    return ConvNextForImageClassification(config).train(), (), {"pixel_values": pixels, "labels": labels}
+    return (
+        ConvNextForImageClassification(config).train(),
+        (),
+        {"pixel_values": pixels, "labels": labels},
+    )
 
 
 def unet() -> Called:

@@ -133,4 +133,6 @@ def hold_at_every_budget(
     check = fxremat.verify(fn, args, budget=budgets[-1], repeats=1, **QUICK)
     check.raise_if_broken()
     measured_bytes, predicted_bytes = check.measured_peak_bytes, check.predicted_peak_bytes
-    assert measured_bytes == predicted_bytes, f"{measured_bytes:,} measured, {predicted_bytes:,} predicted"
+    assert measured_bytes == predicted_bytes, (
+        f"{measured_bytes:,} measured, {predicted_bytes:,} predicted"
+    )

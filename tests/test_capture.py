@@ -106,7 +106,10 @@ def test_a_view_keeps_the_bytes_of_its_base() -> None:
 @pytest.mark.parametrize("gradients", [True, False])
 def test_a_step_without_a_backward_is_refused(gradients: bool) -> None:
     model = Net().requires_grad_(False) if gradients else Net()
-    with torch.set_grad_enabled(gradients), pytest.raises(fxremat.CaptureError, match="nothing to diff"):
+    with (
+        torch.set_grad_enabled(gradients),
+        pytest.raises(fxremat.CaptureError, match="nothing to diff"),
+    ):
         fxremat.capture(model, (X,), **QUICK)
 
 

@@ -54,7 +54,11 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.heads, self.project, self.out = heads, nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.heads, self.project, self.out = (
+            heads,
+            nn.Linear(width, 3 * width),
+            nn.Linear(width, width),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, width = x.shape
@@ -95,7 +99,12 @@ def views_and_bases() -> tuple[Any, tuple[Any, ...]]:
         h = torch.cos(x @ w)
         left, right = h.chunk(2, dim=1)
         folded = h.unflatten(0, (3, -1)).movedim(0, 1)
-        return (left * right.exp()).sum(1), h.t() @ h, folded.square().sum((1, 2)), h.flatten()[3:50:2].tanh()
+        return (
+            (left * right.exp()).sum(1),
+            h.t() @ h,
+            folded.square().sum((1, 2)),
+            h.flatten()[3:50:2].tanh(),
+        )
 
     x = torch.randn(15, 8, requires_grad=True)
     return many_views, (x, torch.randn(8, 10, requires_grad=True))
@@ -228,7 +237,9 @@ class Checkpointed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 24), nn.GELU(), nn.Dropout(0.3), nn.Linear(24, 8))
+            nn.Sequential(
+                nn.LayerNorm(8), nn.Linear(8, 24), nn.GELU(), nn.Dropout(0.3), nn.Linear(24, 8)
+            )
             for _ in range(2)
         )
 
@@ -253,7 +264,12 @@ class Detached(nn.Module):
         h = self.layer(x).tanh()
         with torch.no_grad():
             weights = self.teacher(h).softmax(-1)
-        return {"out": (h * weights).exp(), "weights": weights, "stopped": h.detach() + 1, "positive": h > 0}
+        return {
+            "out": (h * weights).exp(),
+            "weights": weights,
+            "stopped": h.detach() + 1,
+            "positive": h > 0,
+        }
 
 
 def detached() -> tuple[Any, tuple[Any, ...]]:
@@ -261,7 +277,9 @@ def detached() -> tuple[Any, tuple[Any, ...]]:
 
 
 def low_precision() -> tuple[Any, tuple[Any, ...]]:
-    net = nn.Sequential(nn.Linear(6, 24), nn.GELU(), nn.Dropout(0.4), nn.Linear(24, 6), nn.Dropout(0.2))
+    net = nn.Sequential(
+        nn.Linear(6, 24), nn.GELU(), nn.Dropout(0.4), nn.Linear(24, 6), nn.Dropout(0.2)
+    )
     return net.to(torch.bfloat16), (torch.randn(40, 6, dtype=torch.bfloat16, requires_grad=True),)
 
 
@@ -330,7 +348,9 @@ def test_random_draws_can_be_repeated_or_kept(make: Any) -> None:
 def test_a_draw_from_its_mask_comes_before_a_second_draw() -> None:
     problem = captured(masked)
     floor = fxremat.frontier(problem, 2)[-1]
-    used = {problem.replays[step.replay].variant for step in floor.schedule.backward if step.replay >= 0}
+    used = {
+        problem.replays[step.replay].variant for step in floor.schedule.backward if step.replay >= 0
+    }
     assert used & {"from_mask", "redraw"}
 
 
@@ -390,7 +410,9 @@ def test_a_custom_operator_runs_once() -> None:
     scaled.register_autograd(lambda ctx, gradient: gradient * 3)
 
     def make() -> tuple[Any, tuple[Any, ...]]:
-        return lambda x: torch.sin(scaled(torch.cos(x)).exp()), (torch.randn(50, requires_grad=True),)
+        return lambda x: torch.sin(scaled(torch.cos(x)).exp()), (
+            torch.randn(50, requires_grad=True),
+        )
 
     problem = captured(make)
     (operation,) = [op for op in problem.forward if "scaled" in op.target]

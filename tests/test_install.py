@@ -194,7 +194,13 @@ def test_optional_keywords_and_outputs_that_are_no_tensors() -> None:
             self, x: torch.Tensor, *, mask: torch.Tensor | None = None, scale: float = 1.0
         ) -> tuple[Any, ...]:
             y = self.layer(x) * scale
-            return (y if mask is None else y.masked_fill(mask, 0.0)), None, x.shape[0], "done", mask is None
+            return (
+                (y if mask is None else y.masked_fill(mask, 0.0)),
+                None,
+                x.shape[0],
+                "done",
+                mask is None,
+            )
 
     plain = Net()
     model = fxremat.optimize(copy.deepcopy(plain), "1MiB", **QUICK)
@@ -205,7 +211,9 @@ def test_optional_keywords_and_outputs_that_are_no_tensors() -> None:
         assert expected[1:] == got[1:]
         for output in (expected, got):
             output[0].sum().backward()
-        assert all(torch.equal(a, b) for a, b in zip(gradients(plain), gradients(model), strict=True))
+        assert all(
+            torch.equal(a, b) for a, b in zip(gradients(plain), gradients(model), strict=True)
+        )
 
 
 # Errors of the first call.

@@ -24,7 +24,9 @@ X = torch.randn(40, 8)
 
 def mlp() -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 4))
+    return nn.Sequential(
+        nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 4)
+    )
 
 
 def floor_and_baseline(**options: Any) -> tuple[int, int]:
@@ -132,7 +134,9 @@ def entry(output: Any, position: int) -> torch.Tensor:
     names = ("loss", "logits")
     if isinstance(output, dict):
         return output[names[position]]
-    return output[position] if isinstance(output, tuple | list) else getattr(output, names[position])
+    return (
+        output[position] if isinstance(output, tuple | list) else getattr(output, names[position])
+    )
 
 
 NAMED = ("dict", "ordered", "named", "dataclass", "model_output")
@@ -183,7 +187,9 @@ def test_only_the_chosen_entries_need_gradients(
         ("model_output", "hidden_states", ("loss", "logits")),
     ],
 )
-def test_an_unknown_entry_lists_those_that_exist(packing: str, key: Any, known: tuple[str, ...]) -> None:
+def test_an_unknown_entry_lists_those_that_exist(
+    packing: str, key: Any, known: tuple[str, ...]
+) -> None:
     model = fxremat.optimize(Heads(PACKERS[packing]), "1MiB", differentiate=key, **QUICK)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(fxremat.OptionError) as caught:
@@ -205,9 +211,13 @@ def test_an_unused_output_costs_a_tangent_unless_it_is_detached() -> None:
     ]
     logits_bytes = 40 * 64 * 4
     assert tangents_bytes[0] == tangents_bytes[1] + logits_bytes
-    assert fxremat.frontier(loss_only, 2)[0].peak_bytes < fxremat.frontier(everything, 2)[0].peak_bytes
+    assert (
+        fxremat.frontier(loss_only, 2)[0].peak_bytes < fxremat.frontier(everything, 2)[0].peak_bytes
+    )
     floor_bytes = fxremat.frontier(loss_only, 2)[-1].peak_bytes
-    check = fxremat.verify(model, (X,), budget=floor_bytes, differentiate="loss", repeats=1, **QUICK)
+    check = fxremat.verify(
+        model, (X,), budget=floor_bytes, differentiate="loss", repeats=1, **QUICK
+    )
     check.raise_if_broken()
     assert check.measured_peak_bytes == check.predicted_peak_bytes
 
@@ -215,7 +225,9 @@ def test_an_unused_output_costs_a_tangent_unless_it_is_detached() -> None:
 # bytes
 
 
-@pytest.mark.parametrize(("reserve", "reserve_bytes"), [(1000, 1000), ("1KiB", 1024), ("2 kB", 2000)])
+@pytest.mark.parametrize(
+    ("reserve", "reserve_bytes"), [(1000, 1000), ("1KiB", 1024), ("2 kB", 2000)]
+)
 def test_a_reserve_is_resident(reserve: Any, reserve_bytes: int) -> None:
     without = fxremat.capture(mlp(), (X,), **QUICK)
     reserved = fxremat.capture(mlp(), (X,), reserve=reserve, **QUICK)
@@ -234,7 +246,12 @@ def test_an_optimizer_is_reserved_for_before_it_has_a_state(kind: Any) -> None:
     assert all(torch.equal(a, b) for a, b in zip(parameters, model.parameters(), strict=True))
     model(X).sum().backward()
     optimizer.step()
-    held = [v for state in optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
+    held = [
+        v
+        for state in optimizer.state.values()
+        for v in state.values()
+        if isinstance(v, torch.Tensor)
+    ]
     assert reserved - before == sum(tensor.nbytes for tensor in held) > 0
 
 
@@ -254,7 +271,10 @@ def test_a_second_forward_in_flight_holds_what_it_saves() -> None:
     plain, model = mlp(), fxremat.optimize(mlp(), two.peak_bytes, in_flight=2, **QUICK)
     (plain(X) - plain(X + 1)).sum().backward()
     (model(X) - model(X + 1)).sum().backward()
-    assert all(torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), model.parameters(), strict=True))
+    assert all(
+        torch.equal(a.grad, b.grad)
+        for a, b in zip(plain.parameters(), model.parameters(), strict=True)
+    )
 
 
 def test_held_gradients_are_resident_and_measured() -> None:
@@ -284,7 +304,10 @@ def test_every_solver_can_be_asked_for(solver: str) -> None:
     model(X).sum().backward()
     plain(X).sum().backward()
     assert fxremat.report(model).solver == solver
-    assert all(torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), model.parameters(), strict=True))
+    assert all(
+        torch.equal(a.grad, b.grad)
+        for a, b in zip(plain.parameters(), model.parameters(), strict=True)
+    )
 
 
 @pytest.mark.parametrize("costs", ["measured", "roofline", "uniform"])

@@ -31,7 +31,9 @@ def drawn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 ARGS = (torch.randn(6, 8, requires_grad=True), torch.randn(8, 8, requires_grad=True))
 
 
-def runs(module: fx.GraphModule, inputs: list[Any]) -> tuple[list[torch.Tensor | None], torch.Tensor]:
+def runs(
+    module: fx.GraphModule, inputs: list[Any]
+) -> tuple[list[torch.Tensor | None], torch.Tensor]:
     """What a graph returns under a seed, and the generator afterwards."""
     torch.manual_seed(3)
     found = flat(fx.Interpreter(module).run(*inputs))  # type: ignore[no-untyped-call]

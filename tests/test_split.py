@@ -17,7 +17,9 @@ from tests.joints import flat, joint_graph, posed, real_inputs
 from tests.test_rewrite import ARGS, blocks, drawn, schedules
 
 
-def step(forward: Any, backward: Any, outputs: int, primals: list[Any], tangents: list[Any]) -> list[Any]:
+def step(
+    forward: Any, backward: Any, outputs: int, primals: list[Any], tangents: list[Any]
+) -> list[Any]:
     """Run both graphs as AOTAutograd does; outputs, gradients and the generator's state."""
     torch.manual_seed(3)
     results = list(boxed(forward)(list(primals)))

@@ -57,7 +57,10 @@ def test_it_gives_the_same_bits_and_a_report() -> None:
     budget_bytes = floor_bytes()
     compiled = torch.compile(model, backend="fxremat", options={"budget": budget_bytes, **QUICK})
     assert torch.equal(step(compiled), step(plain))
-    assert all(torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), model.parameters(), strict=True))
+    assert all(
+        torch.equal(a.grad, b.grad)
+        for a, b in zip(plain.parameters(), model.parameters(), strict=True)
+    )
     report = fxremat.report(compiled)
     assert report.predicted_peak_bytes == report.budget_bytes == budget_bytes
     resident_bytes = sum(t.nbytes for t in (*model.parameters(), X))
@@ -89,7 +92,11 @@ def test_two_compilations_have_a_report_each() -> None:
     ],
 )
 def test_errors_arrive_as_they_are(options: Any, error: Any) -> None:
-    given = {} if options is None else {"options": {**options, **(QUICK if "budget" in options else {})}}
+    given = (
+        {}
+        if options is None
+        else {"options": {**options, **(QUICK if "budget" in options else {})}}
+    )
     compiled = torch.compile(mlp(), backend="fxremat", **given)
     with pytest.raises(error) as caught:
         compiled(X)

@@ -146,7 +146,10 @@ def test_the_option_lets_a_good_plan_run_from_an_untouched_state() -> None:
     for net in (model, plain):
         torch.manual_seed(2)
         net(X).sum().backward()
-    assert all(torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), model.parameters(), strict=True))
+    assert all(
+        torch.equal(a.grad, b.grad)
+        for a, b in zip(plain.parameters(), model.parameters(), strict=True)
+    )
     assert torch.equal(model.norm.running_mean, plain.norm.running_mean)
 
 
@@ -157,7 +160,9 @@ def test_a_peak_above_the_budget_is_found(monkeypatch: pytest.MonkeyPatch) -> No
 
     rewrite = pipeline.rewrite
     monkeypatch.setattr(
-        pipeline, "rewrite", lambda a, problem, _: rewrite(a, problem, expand(problem, problem.candidates))
+        pipeline,
+        "rewrite",
+        lambda a, problem, _: rewrite(a, problem, expand(problem, problem.candidates)),
     )
     model = Net()
     check = fxremat.verify(model, (X,), budget=floor_bytes(model), repeats=1, **QUICK)
