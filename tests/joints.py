@@ -7,6 +7,7 @@ import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 
+from fxremat.costtable import Cost
 from fxremat.passes.extract import Analysis, analyse, extract
 from fxremat.passes.joint import Joint
 from fxremat.passes.tracing import compiling, joint_of
@@ -45,7 +46,7 @@ class _FoundError(Exception):
 def posed(joint: Joint) -> tuple[Analysis, RematProblem]:
     """The problem of a joint graph in which every call costs 1 ns and has no workspace."""
     analysis = analyse(joint)
-    return analysis, extract(analysis, lambda call: (1, 0), outputs_held=True, resident_bytes=0)
+    return analysis, extract(analysis, lambda call: Cost(1, 0), outputs_held=True, resident_bytes=0)
 
 
 def real_inputs(joint: Joint) -> list[Any]:

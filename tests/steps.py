@@ -85,6 +85,12 @@ def differing(
     return [n for n in {**expected, **got} if not same_bits(expected.get(n), got.get(n))]
 
 
+def same_gradients(one: nn.Module, other: nn.Module) -> bool:
+    """Are the gradients of two modules of one kind equal bit for bit?"""
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    return all(same_bits(a.grad, b.grad) for a, b in pairs)
+
+
 def captured(make: Make, **options: Any) -> fxremat.RematProblem:
     """The problem of a step."""
     fn, args = made(make)

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional as F
 
 import fxremat
 from tests.steps import QUICK
@@ -19,7 +19,7 @@ class Net(nn.Module):
         self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
         self.norm = nn.BatchNorm1d(8)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         for block in self.blocks:
             x = F.dropout(F.gelu(block(x)), 0.1)
         return self.norm(x).square().sum()
@@ -87,7 +87,7 @@ def test_resident_bytes_are_counted_once_for_each_storage() -> None:
             super().__init__()
             self.used, self.unused = shared, unused
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: torch.Tensor) -> Any:
             return torch.tanh(self.used(x))
 
     problem = fxremat.capture(WithUnused(), (X,), **QUICK)
@@ -95,7 +95,7 @@ def test_resident_bytes_are_counted_once_for_each_storage() -> None:
 
 
 def test_a_view_keeps_the_bytes_of_its_base() -> None:
-    def sliced(x: torch.Tensor) -> torch.Tensor:
+    def sliced(x: torch.Tensor) -> Any:
         return torch.exp(x)[:, :2].square().sum()
 
     problem = fxremat.capture(sliced, (X.clone().requires_grad_(),), **QUICK)
@@ -114,7 +114,7 @@ def test_a_step_without_a_backward_is_refused(gradients: bool) -> None:
 
 
 def test_sizes_that_depend_on_data_are_refused_with_the_line() -> None:
-    def compact(x: torch.Tensor) -> torch.Tensor:
+    def compact(x: torch.Tensor) -> Any:
         return x[x > 0].exp().sum()
 
     with pytest.raises(fxremat.FxrematError) as caught:
@@ -123,7 +123,7 @@ def test_sizes_that_depend_on_data_are_refused_with_the_line() -> None:
 
 
 def test_sparse_tensors_are_refused_by_name() -> None:
-    def sparse(x: torch.Tensor) -> torch.Tensor:
+    def sparse(x: torch.Tensor) -> Any:
         return torch.sparse.mm(x.to_sparse(), x.t()).sum()
 
     with pytest.raises(fxremat.FxrematError) as caught:

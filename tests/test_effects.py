@@ -1,12 +1,12 @@
-"""What must happen once, or be the same when it happens again: random draws, writes, views, effects."""
+"""What must happen once, or be the same a second time: draws, writes, views, effects."""
 
 import functools
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import fxremat
@@ -20,7 +20,7 @@ class Masked(nn.Module):
         super().__init__()
         self.wide, self.narrow = nn.Linear(width, 3 * width), nn.Linear(3 * width, width)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         h = F.dropout(torch.tanh(self.wide(x)), 0.3)
         h = F.alpha_dropout(h * h.sigmoid(), 0.2, self.training)
         return x + F.dropout(self.narrow(h), 0.1)
@@ -37,7 +37,7 @@ class Noisy(nn.Module):
         super().__init__()
         self.layer = nn.Linear(32, 32)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         for _ in range(3):
             x = torch.sin(self.layer(x) * torch.rand_like(x)) + torch.bernoulli(x.sigmoid())
             x = x * torch.randn(x.shape, device=x.device).exp()
@@ -60,7 +60,7 @@ class Attention(nn.Module):
             nn.Linear(width, width),
         )
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         batch, length, width = x.shape
         shape = (batch, length, 3, self.heads, width // self.heads)
         q, k, v = self.project(x).view(shape).permute(2, 0, 3, 1, 4).unbind(0)
@@ -80,7 +80,7 @@ class InPlace(nn.Module):
         super().__init__()
         self.a, self.b = nn.Linear(width, width), nn.Linear(width, width)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         h = self.a(x)
         h[:, ::2] *= 1.5
         h.t()[1].add_(0.25)
@@ -122,7 +122,7 @@ class Counting(nn.Module):
         self.register_buffer("gain", torch.linspace(0.4, 1.3, width))
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         before = torch.exp(self.gain)
         y = torch.sin(self.layer(x) * before) * before
         with torch.no_grad():
@@ -163,7 +163,7 @@ class Straight(nn.Module):
         super().__init__()
         self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         return self.b(Rounded.apply(torch.tanh(self.a(x)), 8.0) * x)  # type: ignore[no-untyped-call]
 
 
@@ -243,7 +243,7 @@ class Checkpointed(nn.Module):
             for _ in range(2)
         )
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         for block in self.blocks:
             x = x + checkpoint(block, x, use_reentrant=False)
         return x
@@ -284,7 +284,7 @@ def low_precision() -> tuple[Any, tuple[Any, ...]]:
 
 
 def transposed_dropout() -> tuple[Any, tuple[Any, ...]]:
-    def step(x: torch.Tensor) -> torch.Tensor:
+    def step(x: torch.Tensor) -> Any:
         h = F.dropout(torch.tanh(x).transpose(1, 2), 0.3)
         return (h.transpose(1, 2).reshape(x.shape[0], -1).exp() * h.flatten(1)).sum(1)
 
@@ -294,7 +294,7 @@ def transposed_dropout() -> tuple[Any, tuple[Any, ...]]:
 def written_input() -> tuple[Any, tuple[Any, ...]]:
     net = nn.Linear(6, 6)
 
-    def step(x: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+    def step(x: torch.Tensor, cache: torch.Tensor) -> Any:
         h = torch.tanh(net(x)) * torch.exp(cache)
         with torch.no_grad():
             cache.copy_(h.detach().mean(0))
@@ -307,7 +307,7 @@ def written_input() -> tuple[Any, tuple[Any, ...]]:
 def recurrence() -> tuple[Any, tuple[Any, ...]]:
     cell = nn.GRUCell(4, 6)
 
-    def step(x: torch.Tensor) -> torch.Tensor:
+    def step(x: torch.Tensor) -> Any:
         h = torch.zeros(3, 6)
         for t in range(x.shape[0]):
             h = cell(x[t], h)
@@ -318,8 +318,8 @@ def recurrence() -> tuple[Any, tuple[Any, ...]]:
 
 
 CASES = (
-    masked, noisy, attention, in_place, views_and_bases, buffers, batch_norms, own_function, tied, parts,
-    ties, user_regions, detached, transposed_dropout, written_input,
+    masked, noisy, attention, in_place, views_and_bases, buffers, batch_norms, own_function, tied,
+    parts, ties, user_regions, detached, transposed_dropout, written_input,
 )  # fmt: skip
 
 # AOTAutograd sums gradients in another order than eager, and draws bfloat16 dropout otherwise.
@@ -360,7 +360,7 @@ def test_autocast_equals_the_unrewritten_graph_bit_for_bit() -> None:
             super().__init__()
             self.layer, self.norm = nn.Linear(8, 8), nn.LayerNorm(8)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: torch.Tensor) -> Any:
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 return self.layer(self.norm(self.layer(torch.tanh(self.layer(x))) + x)).float()
 
@@ -384,7 +384,7 @@ def test_a_policy_of_the_user_is_obeyed() -> None:
     contexts = functools.partial(create_selective_checkpoint_contexts, policy)
 
     def make() -> tuple[Any, tuple[Any, ...]]:
-        def block(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        def block(x: torch.Tensor, weight: torch.Tensor) -> Any:
             return torch.sin(torch.cos(x @ weight) @ weight)
 
         def step(x: torch.Tensor, weight: torch.Tensor) -> Any:

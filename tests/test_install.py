@@ -1,8 +1,7 @@
-"""The contract of ``optimize``: what comes back, what stays as it was, what happens after an error."""
+"""The contract of ``optimize``: what comes back, what stays as it was, and what errors leave."""
 
 import copy
 import io
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,13 +9,13 @@ import torch
 from torch import nn
 
 import fxremat
-from tests.steps import QUICK
+from fxremat.check import same_bits
+from tests.steps import QUICK, same_gradients
 
 
 @pytest.fixture(autouse=True)
-def _fresh_dynamo() -> Iterator[None]:
+def _fresh_dynamo() -> None:
     torch._dynamo.reset()
-    yield
 
 
 def mlp() -> nn.Sequential:
@@ -90,7 +89,7 @@ def test_restore_gives_the_module_and_the_function_back() -> None:
     assert set(model.__dict__) == before
     assert fxremat.restore(model) is model
 
-    def loss(x: torch.Tensor) -> torch.Tensor:
+    def loss(x: torch.Tensor) -> Any:
         return model(x).sum()
 
     assert fxremat.restore(fxremat.optimize(loss, "1MiB", **QUICK)) is loss
@@ -106,7 +105,7 @@ def test_optimising_again_replaces_the_plan() -> None:
     model(X).sum().backward()
     assert fxremat.report(model).budget_bytes == 2 << 20
 
-    def loss(x: torch.Tensor) -> torch.Tensor:
+    def loss(x: torch.Tensor) -> Any:
         return x.exp().sum()
 
     again = fxremat.optimize(fxremat.optimize(loss, "1MiB", **QUICK), "3MiB", **QUICK)
@@ -130,7 +129,7 @@ def test_more_shapes_than_dynamo_recompiles() -> None:
         assert torch.equal(model(x), plain(x))
         model(x).square().sum().backward()
         plain(x).square().sum().backward()
-    assert all(torch.equal(a, b) for a, b in zip(gradients(model), gradients(plain), strict=True))
+    assert same_gradients(model, plain)
     assert len(fxremat.report(model).graphs) == 12
 
 
@@ -140,7 +139,7 @@ def test_functions_and_bound_methods() -> None:
             super().__init__()
             self.layer = nn.Linear(8, 4)
 
-        def loss(self, x: torch.Tensor) -> torch.Tensor:
+        def loss(self, x: torch.Tensor) -> Any:
             """The loss."""
             return self.layer(x).tanh().sum()
 
@@ -151,7 +150,7 @@ def test_functions_and_bound_methods() -> None:
     expected = gradients(net)
     net.zero_grad()
     step(X).backward()
-    assert all(torch.equal(a, b) for a, b in zip(expected, gradients(net), strict=True))
+    assert all(same_bits(a, b) for a, b in zip(expected, gradients(net), strict=True))
     resident_bytes = sum(t.nbytes for t in (*net.parameters(), X))
     assert fxremat.report(step).resident_bytes == resident_bytes
 
@@ -162,7 +161,7 @@ def test_a_module_inside_another_can_be_optimised_by_itself() -> None:
             super().__init__()
             self.inner, self.head = mlp(), nn.Linear(4, 2)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: torch.Tensor) -> Any:
             return self.head(self.inner(x))
 
     outer = Outer()
@@ -211,9 +210,7 @@ def test_optional_keywords_and_outputs_that_are_no_tensors() -> None:
         assert expected[1:] == got[1:]
         for output in (expected, got):
             output[0].sum().backward()
-        assert all(
-            torch.equal(a, b) for a, b in zip(gradients(plain), gradients(model), strict=True)
-        )
+        assert same_gradients(plain, model)
 
 
 # Errors of the first call.
@@ -239,7 +236,7 @@ def test_an_error_in_the_first_call_changes_nothing_and_leaves_the_model_plain()
             super().__init__()
             self.norm, self.layer = nn.BatchNorm1d(8), nn.Linear(8, 4)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: torch.Tensor) -> Any:
             return nn.functional.dropout(self.layer(self.norm(x)), 0.5)
 
     model = Counted()
@@ -261,7 +258,7 @@ class Breaks(nn.Module):
         super().__init__()
         self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         h = self.a(x).relu()
         if h.sum().item() > 0:  # the line that the error names
             h = h * 2
@@ -286,8 +283,38 @@ def test_pieces_between_graph_breaks_are_planned_when_asked_for() -> None:
     assert torch.equal(model(X), plain(X))
     model(X).sum().backward()
     plain(X).sum().backward()
-    assert all(torch.equal(a, b) for a, b in zip(gradients(plain), gradients(model), strict=True))
+    assert same_gradients(plain, model)
     assert len(fxremat.report(model).graphs) > 1
+
+
+def test_pieces_between_graph_breaks_share_one_budget() -> None:
+    class Deep(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = (nn.ModuleList(nn.Linear(16, 16) for _ in range(3)) for _ in "ab")
+
+        def forward(self, x: torch.Tensor) -> Any:
+            for layer in self.a:
+                x = torch.tanh(layer(x))
+            torch._dynamo.graph_break()
+            for layer in self.b:
+                x = torch.tanh(layer(x))
+            return x
+
+    model, x = Deep(), torch.randn(200, 16)
+    resident_bytes = sum(t.nbytes for t in (*model.parameters(), x))
+    fxremat.optimize(model, "1GiB", fullgraph=False, **QUICK)
+    model(x).sum().backward()
+    pieces = fxremat.report(model).graphs
+    assert len(pieces) == 2
+    model.zero_grad()
+    peak = fxremat.measure_peak(lambda: model(x).sum().backward())
+    assert resident_bytes + peak.peak_bytes <= fxremat.report(model).predicted_peak_bytes
+    model.zero_grad()
+    alone_bytes = max(piece.floor_bytes for piece in pieces) - pieces[0].saved_bytes
+    fxremat.optimize(model, alone_bytes, fullgraph=False, **QUICK)
+    with pytest.raises(fxremat.InfeasibleBudgetError):
+        model(x)
 
 
 def test_errors_of_the_users_own_pass_through() -> None:
@@ -341,7 +368,7 @@ def test_gradients_that_do_not_fit_raise_before_the_step() -> None:
 def test_gradients_of_a_functions_parameters_count_as_well() -> None:
     model = mlp()
 
-    def loss(x: torch.Tensor) -> torch.Tensor:
+    def loss(x: torch.Tensor) -> Any:
         return model(x).square().sum()
 
     floor_bytes = floor_of(loss, X)
@@ -364,13 +391,17 @@ def test_backward_twice_through_one_graph() -> None:
         output[:, 0].sum().backward(retain_graph=True)
         output[:, 1].sum().backward(retain_graph=True)
         output[:, 0].sum().backward()
-    assert all(torch.equal(a, b) for a, b in zip(gradients(plain), gradients(model), strict=True))
+    assert same_gradients(plain, model)
 
 
 def test_double_backward_is_refused() -> None:
     model = fxremat.optimize(mlp(), "1MiB", **QUICK)
     x = X.clone().requires_grad_()
     output = model(x).sum()
-    with pytest.raises((fxremat.FxrematError, RuntimeError), match=r"double backward|create_graph"):
+
+    def penalty() -> None:
         (gradient,) = torch.autograd.grad(output, x, create_graph=True)
         gradient.sum().backward()
+
+    with pytest.raises((fxremat.FxrematError, RuntimeError), match=r"double backward|create_graph"):
+        penalty()

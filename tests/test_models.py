@@ -3,8 +3,6 @@
 ``make models`` runs the whole sweep, the usual run of the suite two budgets of two models.
 """
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -19,9 +17,8 @@ QUICK_MODELS = ("gpt2", "resnet")
 
 
 @pytest.fixture(autouse=True)
-def _fresh_dynamo() -> Iterator[None]:
+def _fresh_dynamo() -> None:
     torch._dynamo.reset()
-    yield
 
 
 def hold(name: str, budget_bytes: int, steps: int) -> None:

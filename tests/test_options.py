@@ -1,7 +1,6 @@
-"""The options of ``optimize``: what each of them does to the bytes, and how a wrong one is refused."""
+"""The options of ``optimize``: what each does to the bytes, and how a wrong one is refused."""
 
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,13 +9,12 @@ import torch
 from torch import nn
 
 import fxremat
-from tests.steps import QUICK
+from tests.steps import QUICK, same_gradients
 
 
 @pytest.fixture(autouse=True)
-def _fresh_dynamo() -> Iterator[None]:
+def _fresh_dynamo() -> None:
     torch._dynamo.reset()
-    yield
 
 
 X = torch.randn(40, 8)
@@ -271,10 +269,7 @@ def test_a_second_forward_in_flight_holds_what_it_saves() -> None:
     plain, model = mlp(), fxremat.optimize(mlp(), two.peak_bytes, in_flight=2, **QUICK)
     (plain(X) - plain(X + 1)).sum().backward()
     (model(X) - model(X + 1)).sum().backward()
-    assert all(
-        torch.equal(a.grad, b.grad)
-        for a, b in zip(plain.parameters(), model.parameters(), strict=True)
-    )
+    assert same_gradients(plain, model)
 
 
 def test_held_gradients_are_resident_and_measured() -> None:
@@ -304,10 +299,7 @@ def test_every_solver_can_be_asked_for(solver: str) -> None:
     model(X).sum().backward()
     plain(X).sum().backward()
     assert fxremat.report(model).solver == solver
-    assert all(
-        torch.equal(a.grad, b.grad)
-        for a, b in zip(plain.parameters(), model.parameters(), strict=True)
-    )
+    assert same_gradients(plain, model)
 
 
 @pytest.mark.parametrize("costs", ["measured", "roofline", "uniform"])

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import fx
+from torch.nn import functional as F
 
 from fxremat.check import same_bits
 from fxremat.errors import UnsupportedGraphError
@@ -41,7 +41,7 @@ def runs(
 
 
 def schedules(problem: RematProblem) -> list[Schedule]:
-    """Everything saved, nothing saved, every second candidate; replays from masks and from states."""
+    """Everything saved, nothing, every second candidate; replays from masks and from states."""
     redraws = [i for i, replay in enumerate(problem.replays) if replay.variant == "redraw"]
     return [
         expand(problem, problem.candidates),

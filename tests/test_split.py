@@ -45,7 +45,7 @@ def test_both_graphs_give_the_bits_of_torchs_own_partition(fn: Any) -> None:
 
 
 def divided_of(saved_share: int) -> tuple[Split, list[int]]:
-    """A split that saves every n-th candidate, and the bytes of what the simulator says is saved."""
+    """A split that saves every n-th candidate, and the bytes that the simulator calls saved."""
     joint = joint_graph(blocks, ARGS)
     analysis, problem = posed(joint)
     schedule = expand(problem, problem.candidates[::saved_share] if saved_share else ())
