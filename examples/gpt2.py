@@ -227,7 +227,7 @@ def budgets(model: nn.Module, tokens: torch.Tensor, options: argparse.Namespace)
     )
     peak_bytes = fxremat.plan(problem, "100%").budget_bytes
     say(f"peak {format_bytes(peak_bytes)}; looking for the least that can be planned")
-    floor_bytes = floor_plan(problem, options.time_limit).peak_bytes
+    floor_bytes = floor_plan(problem).peak_bytes
     say(f"floor {format_bytes(floor_bytes)}, resident {format_bytes(problem.resident_bytes)}")
     found = {f"fxremat, {share} % of peak": peak_bytes * share // 100 for share in (90, 70, 50)}
     # Of a small model most of the peak is resident, and half of it may be below the floor.

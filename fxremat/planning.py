@@ -11,7 +11,7 @@ from fxremat.problem import RematProblem
 from fxremat.schedule import expand
 from fxremat.simulate import simulate
 from fxremat.solvers import SOLVERS
-from fxremat.solvers.floor import floor
+from fxremat.solvers.floor import FLOOR_LIMIT_S, floor
 
 log = logging.getLogger("fxremat")
 
@@ -28,18 +28,17 @@ def baseline_peak_bytes(problem: RematProblem) -> int:
 
 
 @lru_cache(maxsize=64)
-def floor_plan(problem: RematProblem, time_limit_s: float = 60.0) -> Plan:
+def floor_plan(problem: RematProblem) -> Plan:
     """The plan with the least peak that fxremat finds; kept, so that its budget returns it.
 
     Args:
         problem: The step.
-        time_limit_s: For the search. [s]
 
     Returns:
         The plan, with its own peak as budget.
     """
     start_s = time.perf_counter()
-    schedule = floor(problem, time_limit_s=time_limit_s)
+    schedule = floor(problem, time_limit_s=FLOOR_LIMIT_S)
     peak_bytes = simulate(problem, schedule).peak_bytes
     return make_plan(
         problem,
@@ -84,7 +83,7 @@ def make(
     solution = SOLVERS[name](problem, budget_bytes, time_limit_s=time_limit_s)
     solve_s = time.perf_counter() - start_s
     if solution.schedule is None:
-        return _finish(_fall_back(problem, budget_bytes, solver, time_limit_s, start_s))
+        return _finish(_fall_back(problem, budget_bytes, solver, start_s))
     plan = make_plan(problem, budget_bytes, solution, solver=name, solve_s=solve_s)
     if plan.peak_bytes > budget_bytes:
         raise SolverError(
@@ -105,11 +104,9 @@ def _check_solver(solver: str) -> None:
         )
 
 
-def _fall_back(
-    problem: RematProblem, budget_bytes: int, solver: str, time_limit_s: float, start_s: float
-) -> Plan:
+def _fall_back(problem: RematProblem, budget_bytes: int, solver: str, start_s: float) -> Plan:
     """The floor's plan where it fits, or the error that names it."""
-    least = floor_plan(problem, time_limit_s)
+    least = floor_plan(problem)
     if least.peak_bytes <= budget_bytes and solver in ("auto", "ilp"):
         solution = Solution(least.schedule)
         solve_s = time.perf_counter() - start_s
@@ -162,7 +159,7 @@ def frontier(problem: RematProblem, points: int = 16, *, time_limit_s: float = 6
     """
     if points < 2:
         raise OptionError(f"a frontier has at least 2 points, not {points}.", "points", points)
-    least = floor_plan(problem, time_limit_s)
+    least = floor_plan(problem)
     top_bytes = baseline_peak_bytes(problem)
     span = top_bytes - least.peak_bytes
     budgets = [top_bytes - span * i // (points - 1) for i in range(points)]

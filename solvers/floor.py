@@ -5,6 +5,7 @@ any case with the integer program, and last ask for one byte less until nothing 
 question is the one which ``refine`` asks at a budget of one byte below the floor, so both agree.
 """
 
+from dataclasses import replace
 from functools import lru_cache
 
 from fxremat.problem import RematProblem
@@ -12,6 +13,7 @@ from fxremat.simulate import Schedule
 from fxremat.solvers.search import Clock, Goal, Judged, Search
 from fxremat.solvers.within import modelled, starts, within
 
+FLOOR_LIMIT_S = 120.0  # of its search; the same for all who ask, so that all get the same floor
 _EFFORT = 12_000
 _HALVINGS = 3
 _LAST = 12  # how often to ask for one byte less
@@ -41,11 +43,31 @@ def search_for(problem: RematProblem) -> Search:
     return _search_for(_Key(problem))
 
 
-_FLOORS: dict[int, tuple[RematProblem, Judged]] = {}
+def bytes_only(problem: RematProblem) -> RematProblem:
+    """The problem with every call at the same cost, which is all that the least peak depends on.
+
+    So a floor that was found once holds for the same step priced anew.
+    """
+    return replace(
+        problem,
+        operations=tuple(replace(o, cost_ns=1, source="", module="") for o in problem.operations),
+        replays=tuple(replace(r, cost_ns=1) for r in problem.replays),
+        costs="",
+        name="",
+    )
+
+
+_FLOORS: dict[RematProblem, frozenset[int]] = {}
+
+
+def known(problem: RematProblem) -> Judged | None:
+    """The floor's choice if it has been found already."""
+    saved = _FLOORS.get(bytes_only(problem))
+    return None if saved is None else search_for(problem).judge(saved)
 
 
 def least(problem: RematProblem, clock: Clock) -> Judged:
-    """The choice with the least peak; found once for each problem.
+    """The choice with the least peak; found once for each step, whatever it is priced at.
 
     Args:
         problem: The step.
@@ -54,15 +76,12 @@ def least(problem: RematProblem, clock: Clock) -> Judged:
     Returns:
         The choice and what the simulator says of it.
     """
-    known = _FLOORS.get(id(problem))
-    if known is not None and known[0] is problem:
-        return known[1]
-    found = _find(search_for(problem), clock)
-    if not clock.up():
-        if len(_FLOORS) > 16:
+    plain = bytes_only(problem)
+    if plain not in _FLOORS:
+        if len(_FLOORS) >= 64:
             _FLOORS.pop(next(iter(_FLOORS)))
-        _FLOORS[id(problem)] = (problem, found)
-    return found
+        _FLOORS[plain] = _find(Search(plain), clock).saved
+    return search_for(problem).judge(_FLOORS[plain])
 
 
 def _find(search: Search, clock: Clock) -> Judged:

@@ -23,6 +23,34 @@ def drop_order(problem: RematProblem) -> tuple[int, ...]:
     return tuple(sorted(set(needs.candidates) & set(problem.replays_of) - needs.kept, key=price))
 
 
+def greedy_choices(problem: RematProblem, budget_bytes: int) -> list[frozenset[int]]:
+    """A prefix of the order that fits, found by halving; none where the whole order does not fit.
+
+    Args:
+        problem: The step.
+        budget_bytes: The budget, resident bytes included. [bytes]
+
+    Returns:
+        What to save, in a list of one or none.
+    """
+    order = drop_order(problem)
+    everything = frozenset(find_needs(problem).candidates) | find_needs(problem).kept
+
+    def fits(dropped: int) -> bool:
+        schedule = expand(problem, everything - set(order[:dropped]))
+        return simulate(problem, schedule).peak_bytes <= budget_bytes
+
+    low, high = 0, len(order)
+    if not fits(high):  # more drops hold more in chains of replays: look for any that fit
+        high = next((n for n in range(high, 0, -max(1, high // 16)) if fits(n)), 0)
+        if not high:
+            return []
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return [everything - set(order[:high])]
+
+
 def greedy(problem: RematProblem, budget_bytes: int, *, time_limit_s: float) -> Solution:
     """Drop by own time per byte until the step is within the budget.
 

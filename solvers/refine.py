@@ -3,7 +3,8 @@
 from fxremat.plans import Solution
 from fxremat.problem import RematProblem
 from fxremat.solvers.bound import BOUND_CLASS, bound_ns
-from fxremat.solvers.floor import least, search_for
+from fxremat.solvers.floor import FLOOR_LIMIT_S, known, least, search_for
+from fxremat.solvers.greedy import greedy_choices
 from fxremat.solvers.search import Clock, Goal, Judged
 from fxremat.solvers.within import within
 
@@ -22,9 +23,14 @@ def refine(problem: RematProblem, budget_bytes: int, *, time_limit_s: float) -> 
     """
     clock = Clock(time_limit_s)
     search = search_for(problem)
-    found: Judged | None = within(search, budget_bytes, clock)
+    lowest = known(problem)
+    found: Judged | None = None
+    if lowest is None or lowest.peak_bytes <= budget_bytes:
+        cheap = [] if lowest is None else [lowest]
+        cheap += [search.judge(saved) for saved in greedy_choices(problem, budget_bytes)]
+        found = within(search, budget_bytes, clock, cheap)
     if found is None:
-        lowest = least(problem, clock)
+        lowest = lowest or least(problem, Clock(FLOOR_LIMIT_S))
         if lowest.peak_bytes > budget_bytes:
             return Solution(None, message=f"the least peak is {lowest.peak_bytes:,} bytes")
         found = search.improve(lowest, Goal(budget_bytes), effort=4000, clock=clock)

@@ -41,7 +41,12 @@ def starts(search: Search) -> tuple[Judged, ...]:
 
 
 def within(
-    search: Search, budget_bytes: int, clock: Clock, *, polish: bool = True
+    search: Search,
+    budget_bytes: int,
+    clock: Clock,
+    more: Iterable[Judged] = (),
+    *,
+    polish: bool = True,
 ) -> Judged | None:
     """Find the cheapest choice within a budget.
 
@@ -49,12 +54,13 @@ def within(
         search: Of the problem.
         budget_bytes: The budget, resident bytes included. [bytes]
         clock: The safety net; effort is counted in nodes and choices.
+        more: Further choices to begin with.
         polish: Spend more effort on its cost once a choice is found.
 
     Returns:
         The best choice found, or None when none is within the budget.
     """
-    seeds = starts(search)
+    seeds = (*starts(search), *more)
     if seeds[0].peak_bytes <= budget_bytes:
         return seeds[0]
     goal = Goal(budget_bytes)

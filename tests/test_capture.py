@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn import functional as F
 
 import fxremat
 from tests.steps import QUICK
@@ -21,7 +20,7 @@ class Net(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         for block in self.blocks:
-            x = F.dropout(F.gelu(block(x)), 0.1)
+            x = nn.functional.dropout(nn.functional.gelu(block(x)), 0.1)
         return self.norm(x).square().sum()
 
 

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import fx
-from torch.nn import functional as F
+from torch import fx, nn
 
 from fxremat.check import same_bits
 from fxremat.errors import UnsupportedGraphError
@@ -19,7 +18,12 @@ from tests.joints import flat, joint_graph, posed, real_inputs
 def blocks(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     for _ in range(2):
         h = torch.tanh(x @ w)
-        x = x + F.layer_norm(F.dropout(h, 0.3), (x.shape[1],)).view(x.shape[0], -1).sin()
+        x = (
+            x
+            + nn.functional.layer_norm(nn.functional.dropout(h, 0.3), (x.shape[1],))
+            .view(x.shape[0], -1)
+            .sin()
+        )
     return x.square().sum(1)
 
 
@@ -36,7 +40,7 @@ def runs(
 ) -> tuple[list[torch.Tensor | None], torch.Tensor]:
     """What a graph returns under a seed, and the generator afterwards."""
     torch.manual_seed(3)
-    found = flat(fx.Interpreter(module).run(*inputs))  # type: ignore[no-untyped-call]
+    found = flat(fx.Interpreter(module).run(*inputs))
     return found, torch.get_rng_state()
 
 

@@ -87,12 +87,8 @@ def test_two_compilations_have_a_report_each() -> None:
     ],
 )
 def test_errors_arrive_as_they_are(options: Any, error: Any) -> None:
-    given = (
-        {}
-        if options is None
-        else {"options": {**options, **(QUICK if "budget" in options else {})}}
-    )
-    compiled = torch.compile(mlp(), backend="fxremat", **given)
+    given: Any = {**QUICK, **options} if options else options
+    compiled = torch.compile(mlp(), backend="fxremat", options=given)
     with pytest.raises(error) as caught:
         compiled(X)
     if isinstance(caught.value, fxremat.InfeasibleBudgetError):
@@ -112,6 +108,7 @@ def test_a_compiled_module_that_is_not_ours_bears_no_plan() -> None:
 def test_inductor_runs_a_plan_within_its_bound(way: str) -> None:
     model, plain = mlp(), mlp()
     options = {**QUICK, "executor": "inductor"}
+    optimised: Any
     if way == "optimize":
         optimised = fxremat.optimize(model, "1MiB", **options)
     else:

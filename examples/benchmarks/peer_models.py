@@ -1,7 +1,9 @@
 """The models of the benchmark: GPT-2, Llama and ResNet from transformers, without dropout.
 
 Without dropout, because torch's ``activation_memory_budget`` draws new random numbers in the
-backward and its gradients would be wrong.
+backward and its gradients would be wrong. Without running statistics in the ResNet's batch norms,
+because torch's partition replays the norms from statistics that the step has overwritten, and
+autograd refuses.
 """
 
 from collections.abc import Callable, Iterator
@@ -120,6 +122,10 @@ def resnet(sizes: Sizes, device: torch.device) -> Subject:
     )
     torch.manual_seed(SEED)
     model = ResNetForImageClassification(config).train().to(device)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.track_running_stats = False
+            module.running_mean = module.running_var = module.num_batches_tracked = None
     side = max(32, sizes.tokens // 4)
     batch = {
         "pixel_values": torch.randn(4 * sizes.batch, 3, side, side, device=device),

@@ -5,8 +5,8 @@ values. What that holds is measured, and given to fxremat as its budget. Both ru
 executor, with the outputs held and differentiated alike, in turn with the unrewritten graph; shown
 are the extra time of a step, and, free of noise, the extra cost of the real graphs under one table
 of measured operator costs. Per-block ``torch.utils.checkpoint`` runs eagerly, as users run it, and
-is compared with plain eager torch. What ``differentiate="loss"`` brings stands in lines of its own,
-beside torch with the logits detached.
+is compared with plain eager torch; fxremat stands beside it at the same peak. What
+``differentiate="loss"`` brings stands in lines of its own, beside torch with the logits detached.
 
     python examples/benchmarks/peers.py --models gpt2 llama resnet --markdown RESULTS.md
 """
@@ -52,9 +52,8 @@ class Bench:
 
     def run(self, knobs: Sequence[float], repeats: int) -> list[Row]:
         """Plan, check and measure everything, then time it in turn."""
-        base = self.at_knobs("all", knobs)
-        self.per_block(base)
-        self.at_knobs("loss", (LOSS_KNOB,))
+        self.at_knobs("all", knobs)
+        self.per_block(self.at_knobs("loss", (LOSS_KNOB,)))
         running = [row for row in self.rows if row.step is not None]
         say(f"{self.subject.name}: timing {len(running)} kinds of step, {repeats} times each")
         times_s = time_in_turn(self.subject, [_step(row) for row in running], repeats)
@@ -99,7 +98,13 @@ class Bench:
         row.equal = self.same(expected, checkpointed)
         row.peak_bytes = measure(subject, checkpointed)
         expected = gradients(subject, _step(base))
-        self.plan(ways, base, row.peak_bytes, Row("fxremat at that peak", base=base), expected)
+        self.plan(
+            ways,
+            base,
+            row.peak_bytes,
+            Row("fxremat at that peak, differentiate='loss'", base=base),
+            expected,
+        )
 
     def plan(
         self, ways: Ways, base: Row, peak_bytes: int, row: Row, expected: list[torch.Tensor]
@@ -151,6 +156,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--models", nargs="+", choices=tuple(MODELS), default=list(MODELS))
     parser.add_argument("--repeats", type=int, default=9, help="timed steps of each kind")
+    parser.add_argument("--knobs", type=float, nargs="+", default=KNOBS, help="values for torch")
     parser.add_argument("--quick", action="store_true", help="two knobs and three repeats")
     parser.add_argument(
         "--time-limit", type=float, default=60.0, help="for solving, per budget [s]"
@@ -166,7 +172,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; the exit status is 1 where fxremat is not bit for bit."""
     options = parse(arguments)
-    knobs, repeats = (QUICK_KNOBS, 3) if options.quick else (KNOBS, options.repeats)
+    knobs, repeats = (QUICK_KNOBS, 3) if options.quick else (options.knobs, options.repeats)
     sizes = Sizes(options.layers, options.width, options.batch, options.tokens, options.vocabulary)
     device = torch.device(options.device)
     machine = describe_machine(device, repeats, sizes)
