@@ -62,16 +62,18 @@ class Backend:
         device = device_of(given)
         resident = [*given, *self.held()]
         total_bytes = bytes_on(device, resident) + reserve_bytes(options.reserve)
+        existing_bytes = 0
         if self.with_gradients:
-            total_bytes += expected_gradient_bytes(device, resident)
+            existing_bytes = expected_gradient_bytes(device, resident)
         elif options.gradients == "auto":
-            total_bytes += bytes_on(device, gradients_of(resident))
-        piece = self.piece(device, given)
-        trace = self.trace(self.session, device, total_bytes + piece.others_bytes, piece)
+            existing_bytes = bytes_on(device, gradients_of(resident))
+        piece = self.piece(device, given, existing_bytes)
+        total_bytes += existing_bytes + piece.others_bytes
+        trace = self.trace(self.session, device, total_bytes, piece)
         with compiling():
             return refusing_second_order(self.compile(graph, inputs, trace))
 
-    def piece(self, device: torch.device, given: list[torch.Tensor]) -> Piece:
+    def piece(self, device: torch.device, given: list[torch.Tensor], existing_bytes: int) -> Piece:
         """What other pieces of the same call hold while this one runs forward or back."""
         frame = current_frame()
         earlier = sum(record.held_bytes for record in self.session.earlier(frame))
@@ -79,7 +81,7 @@ class Backend:
         breaks = not self.session.options.fullgraph
         outside = [t for t in self.held() if id(t) not in mine] if breaks else []
         others_bytes = earlier + gradient_bytes(device, outside)
-        return Piece(frame, others_bytes, gradient_bytes(device, given))
+        return Piece(frame, others_bytes, gradient_bytes(device, given), existing_bytes)
 
     def compile(
         self, graph: fx.GraphModule, inputs: Sequence[Any], trace: "Trace"

@@ -77,16 +77,15 @@ class Installed:
         found = gradients_of([*self.tensors(), *inputs])
         return bytes_on(found[0].device, found) if found else 0
 
-    def with_gradients(self) -> bool:
+    def with_gradients(self, existing_bytes: int) -> bool:
         """Must this step be planned with the gradients that exist when it begins?"""
         wanted = self.session.options.gradients
         if wanted != "auto":
             return wanted == "held"
-        gradient_bytes = self.gradient_bytes()
-        if not gradient_bytes:
+        if not existing_bytes:
             return False
         planned = [record.plan for record in self.session.graphs]
-        fits = planned and all(p.peak_bytes + gradient_bytes <= p.budget_bytes for p in planned)
+        fits = planned and all(p.peak_bytes + existing_bytes <= p.budget_bytes for p in planned)
         return not fits
 
     def compile(self, with_gradients: bool) -> Callable[..., Any]:
@@ -112,8 +111,9 @@ class Installed:
             verifier, self.verifier = self.verifier, None
             owner = self.owner() if self.owner is not None else None
             verifier(self.target, owner, args, kwargs, self.session.options)
-        self.session.begin()
-        compiled = self.compile(self.with_gradients())
+        existing_bytes = self.gradient_bytes()
+        self.session.begin(existing_bytes)
+        compiled = self.compile(self.with_gradients(existing_bytes))
         try:
             with tracing():
                 output = compiled(*args, **kwargs)

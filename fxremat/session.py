@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -24,11 +24,13 @@ class Piece:
         frame: Dynamo's number of the code that the graph comes from.
         others_bytes: What other pieces of the call were assumed to hold; part of resident. [bytes]
         gradient_bytes: Gradients of its leaf inputs, there once it has been run back. [bytes]
+        existing_bytes: Gradients that it was planned to find; part of resident. [bytes]
     """
 
     frame: int = -1
     others_bytes: int = 0
     gradient_bytes: int = 0
+    existing_bytes: int = 0
 
 
 @dataclass
@@ -88,6 +90,20 @@ class GraphRecord:
             )
         return self._report
 
+    def report_with(self, existing_bytes: int) -> GraphReport:
+        """Its report for a call that found gradients; a plan that has room for them still runs."""
+        report, more_bytes = self.report, existing_bytes - self.piece.existing_bytes
+        if more_bytes <= 0:
+            return report
+        return replace(
+            report,
+            resident_bytes=report.resident_bytes + more_bytes,
+            baseline_peak_bytes=report.baseline_peak_bytes + more_bytes,
+            predicted_peak_bytes=report.predicted_peak_bytes + more_bytes,
+            entry_bytes=report.entry_bytes + more_bytes,
+            find_floor_bytes=lambda: report.floor_bytes + more_bytes,
+        )
+
 
 @dataclass
 class Session:
@@ -101,6 +117,7 @@ class Session:
         told: Whether ``begin`` says where a call starts; ``torch.compile`` does not.
         on_inputs: Told the names and values of a graph's inputs before it first runs.
         started_s: When the trace in progress began. [s]
+        existing_bytes: Gradients that the last call found. [bytes]
     """
 
     options: Options
@@ -111,10 +128,12 @@ class Session:
     started_s: float = 0.0
     told: bool = False
     turned: bool = False  # a backward has begun since the last forward
+    existing_bytes: int = 0
 
-    def begin(self) -> None:
-        """A call starts."""
+    def begin(self, existing_bytes: int) -> None:
+        """A call starts, and finds gradients of so many bytes."""
         self.ran = []
+        self.existing_bytes = existing_bytes
         self.told = True
         self.started_s = time.perf_counter()
 
@@ -173,7 +192,8 @@ class Session:
                 "made in "
                 "the first call. Call it once, then ask for the report."
             )
-        return remat_report([r.report for r in self.ran], [r.report for r in self.graphs])
+        ran = [record.report_with(self.existing_bytes) for record in self.ran]
+        return remat_report(ran, [record.report for record in self.graphs])
 
 
 def _check_piece(plan: Plan, peak_bytes: int) -> None:

@@ -134,7 +134,8 @@ def extract(
                 reason = "it draws random numbers from a generator that cannot be put back"
         operations.append(
             Operation(
-                name, target_name(node), analysis.reads[name], creates, cost.cost_ns, cost.workspace_bytes,
+                name, target_name(node), analysis.reads[name], creates,
+                cost.cost_ns, cost.workspace_bytes,
                 must_run=in_forward and (is_random(node) or has_effect(node)),
                 why_saved=reason, source=source_of(node), module=module_of(node),
             )

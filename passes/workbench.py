@@ -220,7 +220,7 @@ def measure_cuda(run: Run, limit_ns: int) -> Cost:
 
 
 def _requested_bytes() -> int:
-    """What live tensors asked for; their blocks may be larger by chance of where they lie. [bytes]"""
+    """What live tensors asked for; their blocks may be larger by chance. [bytes]"""
     return int(torch.cuda.memory_stats().get("requested_bytes.all.current", 0))
 
 

@@ -19,7 +19,7 @@ def test_an_absent_key_is_an_error_that_names_it() -> None:
 
 def test_a_table_is_saved_as_lines_that_people_can_edit(tmp_path: Path) -> None:
     table = CostTable(
-        {"aten.sin.default(float32[3]{1}:cpu)": Cost(17, 5, 0.25), "b": Cost(0)},
+        {"aten.sin.default(float32[3]{1}:cpu)": Cost(17, 5, 7, 0.25), "b": Cost(0)},
         kind="mine", device="abacus", torch_version="2.11", threads=3, guessed={"b": "why not"},
     )  # fmt: skip
     table.save(tmp_path / "new" / "table.json")

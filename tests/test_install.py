@@ -348,10 +348,26 @@ def test_accumulated_gradients_are_planned_for() -> None:
     first = fxremat.report(model)
     peak = fxremat.measure_peak(lambda: model(X).sum().backward())
     second = fxremat.report(model)
-    assert second.resident_bytes in (first.resident_bytes, first.resident_bytes + parameter_bytes)
+    assert second.resident_bytes == first.resident_bytes + parameter_bytes
     loss_bytes = 2 * X.element_size()  # the caller's sum and its gradient are not in the graph
     held_bytes = first.resident_bytes + parameter_bytes
     assert held_bytes + peak.peak_bytes <= budget_bytes + loss_bytes
+
+
+def test_a_report_counts_the_gradients_that_the_call_found() -> None:
+    model = fxremat.optimize(mlp(), "1GiB", **QUICK)
+    model(X).sum().backward()
+    first = fxremat.report(model)
+    model(X).sum().backward()
+    second = fxremat.report(model)
+    parameter_bytes = sum(p.nbytes for p in model.parameters())
+    for name in ("resident_bytes", "predicted_peak_bytes", "baseline_peak_bytes", "floor_bytes"):
+        assert getattr(second, name) == getattr(first, name) + parameter_bytes
+    model.zero_grad()
+    fxremat.optimize(model, second.floor_bytes, **QUICK)
+    for _ in range(2):
+        model(X).sum().backward()
+        assert fxremat.report(model).predicted_peak_bytes <= second.floor_bytes
 
 
 def test_gradients_that_do_not_fit_raise_before_the_step() -> None:
