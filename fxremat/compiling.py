@@ -11,6 +11,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 from fxremat.errors import CaptureError, UnsupportedGraphError
 from fxremat.passes.boxed import Boxed, boxed
+from fxremat.passes.cublas import cublas_bytes
 from fxremat.passes.inductor import compile_with_inductor
 from fxremat.passes.reference import reference_partition
 from fxremat.passes.second_order import refusing_second_order
@@ -68,7 +69,7 @@ class Backend:
         elif options.gradients == "auto":
             existing_bytes = bytes_on(device, gradients_of(resident))
         piece = self.piece(device, given, existing_bytes)
-        total_bytes += existing_bytes + piece.others_bytes
+        total_bytes += existing_bytes + piece.others_bytes + cublas_bytes(device)
         trace = self.trace(self.session, device, total_bytes, piece)
         with compiling():
             return refusing_second_order(self.compile(graph, inputs, trace))
@@ -166,6 +167,8 @@ class Trace:
         self.session.turn()
         if self.record is not None and keeps_graph():
             self.record.check_retained()
+        if self.record is not None and self.device.type == "cuda" and self.session.alone:
+            self.record.check_entry(torch.cuda.memory_allocated(self.device))
 
     def inference_compiler(self, module: fx.GraphModule, _inputs: object) -> Boxed:
         return boxed(module, before=self.mark)

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from fxremat.budget import format_bytes
-from fxremat.errors import FxrematError, InfeasibleBudgetError
+from fxremat.errors import FxrematError, InfeasibleBudgetError, OverBudgetError
 from fxremat.options import Options
 from fxremat.planning import baseline_peak_bytes, floor_plan
 from fxremat.plans import Plan
@@ -31,6 +31,9 @@ class Piece:
     others_bytes: int = 0
     gradient_bytes: int = 0
     existing_bytes: int = 0
+
+
+UNSPLIT_BYTES = 1 << 20  # c10/cuda/CUDACachingAllocator: a rest up to this stays with its block
 
 
 @dataclass
@@ -73,6 +76,31 @@ class GraphRecord:
                 self.plan.budget_bytes,
                 self.retained_peak_bytes,
             )
+
+    def check_entry(self, held_bytes: int) -> None:
+        """A backward is about to run on a device that holds so many bytes.
+
+        The allocator may hand out blocks larger than asked for, by up to ``UNSPLIT_BYTES`` each.
+
+        Raises:
+            OverBudgetError: The device holds more than the plan knows of, and with that the rest of
+                the backward would pass the budget.
+        """
+        simulation = self.plan.simulation
+        more_bytes = held_bytes - simulation.entry_bytes
+        sizes = [self.plan.problem.storages[g].size_bytes for g in simulation.saved]
+        slack_bytes = UNSPLIT_BYTES * sum(size_bytes > UNSPLIT_BYTES for size_bytes in sizes)
+        rest_bytes = max(simulation.live_bytes[len(self.plan.schedule.forward) :])
+        if more_bytes <= slack_bytes or rest_bytes + more_bytes <= self.plan.budget_bytes:
+            return
+        raise OverBudgetError(
+            f"the device holds {held_bytes:,} bytes as the backward starts, and the plan knows of "
+            f"{simulation.entry_bytes:,}: with the other {more_bytes:,} bytes the backward would "
+            f"pass the budget of {self.plan.budget_bytes:,} bytes. Say reserve={more_bytes}, or "
+            "free what others hold.",
+            held_bytes,
+            self.plan.budget_bytes,
+        )
 
     @property
     def report(self) -> GraphReport:
@@ -118,6 +146,7 @@ class Session:
         on_inputs: Told the names and values of a graph's inputs before it first runs.
         started_s: When the trace in progress began. [s]
         existing_bytes: Gradients that the last call found. [bytes]
+        alone: Nobody else's tensors are on the device, so what it holds can be compared.
     """
 
     options: Options
@@ -129,6 +158,7 @@ class Session:
     told: bool = False
     turned: bool = False  # a backward has begun since the last forward
     existing_bytes: int = 0
+    alone: bool = True
 
     def begin(self, existing_bytes: int) -> None:
         """A call starts, and finds gradients of so many bytes."""

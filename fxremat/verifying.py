@@ -191,6 +191,7 @@ class _Verification:
         self.state = _State(self.module, args, kwargs, held=options.gradients == "held")
         self.reference = Installed(target, self.module, options, trace=ReferenceTrace)
         self.planned = Installed(target, self.module, options)
+        self.planned.session.alone = False  # the copies of the state lie beside it
         self.reference.session.on_inputs = self.planned.session.on_inputs = self.state.add
 
     def step(self, call: Installed) -> Any:
