@@ -130,7 +130,12 @@ def _make_bar(name: str, done: int, total: int | None, stream: TextIO) -> _Bar:
     if total:
         with contextlib.suppress(ImportError):
             bar: _Bar = importlib.import_module("tqdm").tqdm(
-                initial=done, total=total, desc=f"fxremat: {name}", file=stream, leave=False
+                initial=done,
+                total=total,
+                desc=f"fxremat: {name}",
+                file=stream,
+                leave=False,
+                mininterval=0,
             )
             return bar
     return _Line(name, done, total, stream)
