@@ -120,7 +120,12 @@ class Installed:
         except BackendCompilerFailed as failed:
             if isinstance(failed.inner_exception, FxrematError):
                 raise failed.inner_exception.with_traceback(None) from None
-            raise
+            raise CaptureError(
+                f"torch could not trace forward and backward of {self.session.name}: "
+                f"{type(failed.inner_exception).__name__}: {failed.inner_exception}\n"
+                "Remedy: if torch.compile(model, backend='aot_eager') fails alike, the cause is in "
+                "torch; else please report this model."
+            ) from failed
         except TorchDynamoException as error:
             raise CaptureError(_explain(error)) from error
         if self.session.options.keys is not None:
