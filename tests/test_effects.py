@@ -202,7 +202,7 @@ class Parts(nn.Module):
         ordered, _ = h.sort(dim=-1)
         var, mean = torch.var_mean(h, dim=-1)
         picked = nn.functional.log_softmax(self.group(h).gather(-1, where) - top, -1)
-        low, high = torch.aminmax(h, dim=1)
+        low, high = h.min(dim=1).values, h.max(dim=1).values
         return picked, ordered[:, :3] * var[:, None], mean, low + high, where, None, 3
 
 
