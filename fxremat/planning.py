@@ -122,7 +122,8 @@ def _fall_back(problem: RematProblem, budget_bytes: int, solver: str, start_s: f
         f"a budget of {budget_bytes:,} bytes ({format_bytes(budget_bytes)}) cannot be met: "
         "the least "
         f"that works is {least.peak_bytes:,} bytes ({format_bytes(least.peak_bytes)}), of which "
-        f"{problem.resident_bytes:,} are resident (parameters, buffers, inputs, reserve). "
+        f"{problem.resident_bytes:,} are resident (parameters, buffers, inputs, "
+        f"existing gradients, reserve). "
         f"Raise the budget to {least.peak_bytes:,} bytes.",
         budget_bytes,
         least.peak_bytes,

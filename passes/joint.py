@@ -104,6 +104,7 @@ def source_of(node: fx.Node) -> str:
     """The user's line that a node comes from, as ``file.py:12``; empty if unknown."""
     trace = node.meta.get("stack_trace") or ""
     lines = [line.strip() for line in trace.splitlines() if line.strip().startswith('File "')]
+    lines = [line for line in lines if "/fxremat/install.py" not in line]  # calls the user's
     if not lines:
         return ""
     path, _, rest = lines[-1].removeprefix('File "').partition('", line ')

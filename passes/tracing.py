@@ -32,6 +32,7 @@ for _owner, _name in (
     (dynamo_config, "ignore_logging_functions"),
     (dynamo_config, "recompile_limit"),
     (dynamo_config, "accumulated_recompile_limit"),
+    (dynamo_config, "skip_nnmodule_hook_guards"),
     (dynamo_config, "allow_rnn"),
     (dynamo_config, "optimize_ddp"),
     (functorch_config, "enable_autograd_cache"),
@@ -88,6 +89,7 @@ def tracing() -> Iterator[None]:
             ignore_logging_functions=_logging_functions(),
             recompile_limit=RECOMPILE_LIMIT,
             accumulated_recompile_limit=8 * RECOMPILE_LIMIT,
+            skip_nnmodule_hook_guards=False,  # a hook added later must be seen
             allow_rnn=True,  # LSTM and GRU are traced like anything else
             optimize_ddp=False,  # DDP would cut the graph into buckets, each with a plan of its own
         ),

@@ -422,3 +422,20 @@ def test_double_backward_is_refused() -> None:
 
     with pytest.raises((fxremat.FxrematError, RuntimeError), match=r"double backward|create_graph"):
         penalty()
+
+
+def test_hooks_added_after_the_first_call_are_seen() -> None:
+    model, plain = (
+        nn.Sequential(nn.Linear(5, 7), nn.GELU()),
+        nn.Sequential(nn.Linear(5, 7), nn.GELU()),
+    )
+    plain.load_state_dict(model.state_dict())
+    fxremat.optimize(model, "1MiB", cache_dir=False)
+    x = torch.randn(3, 5)
+    model(x)
+    for module in (model, plain):
+        module[1].register_forward_hook(lambda _module, _inputs, output: output * 2)
+    assert torch.equal(model(x), plain(x))
+    for module in (model, plain):
+        module.register_forward_pre_hook(lambda _module, inputs: (inputs[0] + 1,))
+    assert torch.equal(model(x), plain(x))
