@@ -167,7 +167,8 @@ def frontier(problem: RematProblem, points: int = 16, *, time_limit_s: float = 6
     plans: list[Plan] = []
     best: Plan | None = None
     for budget_bytes in reversed(budgets):
-        plan = make(problem, budget_bytes, time_limit_s=time_limit_s)
+        at_floor = budget_bytes == least.peak_bytes
+        plan = least if at_floor else make(problem, budget_bytes, time_limit_s=time_limit_s)
         if best is not None and best.recompute_ns < plan.recompute_ns:
             plan = make_plan(problem, budget_bytes, Solution(best.schedule), solver=best.solver)
         best = plan
