@@ -230,14 +230,3 @@ def _returned(analysis: Analysis, values: list[fx.Node | None]) -> tuple[int, ..
         g for node in values if isinstance(node, fx.Node) for g in analysis.storages.of[node.name]
     }
     return tuple(sorted(found))
-
-
-def resident_storages(analysis: Analysis) -> dict[str, int]:
-    """Primals and constants with the bytes that each adds, every storage once. [bytes]"""
-    table = analysis.storages
-    nodes = analysis.nodes
-    return {
-        name: size_bytes
-        for name, size_bytes in zip(table.owner, table.size_bytes, strict=True)
-        if is_held_by_caller(nodes[name])
-    }
