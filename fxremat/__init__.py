@@ -215,9 +215,10 @@ def verify(
     Raises:
         FxrematError: As ``optimize`` does.
     """
-    from fxremat.options import make_options
+    from fxremat.options import check_arguments, make_options
     from fxremat.verifying import verify as run
 
+    check_arguments(args, kwargs)
     return run(fn, args, kwargs, loss, steps, repeats, make_options(budget, options))
 
 
@@ -259,7 +260,9 @@ def capture(
         FxrematError: As ``optimize`` does.
     """
     from fxremat.capturing import capture as run
+    from fxremat.options import check_arguments
 
+    check_arguments(args, kwargs)
     return run(fn, args, kwargs, options)
 
 

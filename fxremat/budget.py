@@ -21,6 +21,7 @@ _TEXT = re.compile(
     r"(?P<number>[0-9][0-9_,]*(?:\.[0-9]+)?|\.[0-9]+)\s*(?P<unit>[a-z]*|%)", re.I | re.A
 )
 _GROUPED = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+", re.A)
+_ABSOLUTE = '8589934592, "8GiB", "8GB" or "512 MiB"'
 _SPELLINGS = '8589934592, "8GiB", "8GB", "512 MiB" or "60%"'
 
 
@@ -100,6 +101,7 @@ def parse_bytes(value: object, option: str) -> int:
     if isinstance(found, Budget) and found.bytes_ is None:
         found = 'is a percentage; only a budget can be one: write bytes, such as "512 MiB".'
     if isinstance(found, str):
+        found = found.replace(_SPELLINGS, _ABSOLUTE)
         raise OptionError(f"{option} {value!r} {found}", option, value)
     assert found.bytes_ is not None  # a percentage was refused above
     return found.bytes_

@@ -13,6 +13,7 @@ from fxremat.backend import compiled_session
 from fxremat.compiling import Backend, Trace, bytes_on, gradients_of
 from fxremat.errors import CaptureError, FxrematError, OptionError
 from fxremat.options import Options
+from fxremat.passes.failures import explain
 from fxremat.passes.select import mark
 from fxremat.passes.tangents import tangents_held
 from fxremat.passes.tracing import (
@@ -127,7 +128,7 @@ class Installed:
                 "torch; else please report this model."
             ) from failed
         except TorchDynamoException as error:
-            raise CaptureError(_explain(error)) from error
+            raise CaptureError(explain(error)) from error
         if self.session.options.keys is not None:
             output, _ = output
         return output
@@ -149,16 +150,6 @@ def _traced(target: Callable[..., Any], options: Options) -> Callable[..., Any]:
 
     assert isinstance(traced, types.FunctionType)
     return own_code(traced)
-
-
-def _explain(error: TorchDynamoException) -> str:
-    text = str(error).strip()
-    return (
-        f"the model could not be traced to one graph: {text}\n"
-        "Remedy: move what breaks the graph (printing, .item(), data-dependent branches) out "
-        "of the "
-        "optimised callable, or pass fullgraph=False to plan the pieces."
-    )
 
 
 def _name(target: object) -> str:

@@ -1,5 +1,6 @@
 """The options of ``optimize``, checked once at the edge."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,27 @@ def _check_keys(differentiate: object) -> None:
             "position, or several in a tuple; 'all' stands for every one.",
             "differentiate",
             differentiate,
+        )
+
+
+def check_arguments(args: object, kwargs: object) -> None:
+    """Positional arguments come as a tuple or list, keyword arguments as a mapping.
+
+    Raises:
+        OptionError: They do not.
+    """
+    if not isinstance(args, tuple | list):
+        raise OptionError(
+            f"args is a {type(args).__name__}: give the positional arguments in a tuple, (x,) for "
+            "one of them.",
+            "args",
+            args,
+        )
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise OptionError(
+            f"kwargs is a {type(kwargs).__name__}: give keyword arguments in a dict.",
+            "kwargs",
+            kwargs,
         )
 
 

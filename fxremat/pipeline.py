@@ -118,6 +118,7 @@ def pose(
     """Analyse a joint graph, price its operations and state its problem."""
     start_s = time.perf_counter()
     original = analyse(joint)
+    reuse = options.executor == "eager"  # Inductor decides about buffers itself
     wanted = calls(original)
     with progress.stage(PROFILING, total=len({cost_key(call) for call in wanted})) as stage:
         table = price(wanted, options, device, _room_bytes(options, device), stage.advance)
@@ -141,9 +142,9 @@ def pose(
 
     unrewritten = state(original)
     merged = merge_equal(original)
-    if merged is joint:
+    if merged is joint and not reuse:
         return Posed(unrewritten, original, profile_s)
-    analysis = analyse(merged)
+    analysis = analyse(merged, reuse=reuse)
     peak_bytes = baseline_peak_bytes(unrewritten)
     problem = replace(state(analysis), unrewritten_peak_bytes=peak_bytes)
     return Posed(problem, analysis, profile_s)

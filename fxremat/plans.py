@@ -6,6 +6,7 @@ Also the registry's types: every solver is ``(problem, budget_bytes, *, time_lim
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from fxremat.budget import format_bytes
 from fxremat.problem import RematProblem
 from fxremat.simulate import Schedule, Simulation, simulate
 
@@ -50,7 +51,7 @@ class TimelinePoint(NamedTuple):
     live_bytes: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """A schedule that was simulated.
 
@@ -73,6 +74,15 @@ class Plan:
     bound_class: str = ""
     solver: str = ""
     solve_s: float = 0.0
+
+    def __repr__(self) -> str:
+        """One line; ``fxremat plan`` prints tables."""
+        share = self.recompute_ns / self.problem.step_ns if self.problem.step_ns else 0.0
+        return (
+            f"Plan({self.problem.name!r}: peak {format_bytes(self.peak_bytes)} of "
+            f"{format_bytes(self.budget_bytes)}, {len(self.saved)} values saved in "
+            f"{format_bytes(self.saved_bytes)}, recompute {share:.1%} of the step, {self.solver})"
+        )
 
     @property
     def peak_bytes(self) -> int:

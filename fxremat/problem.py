@@ -13,6 +13,8 @@ from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 
+from fxremat.budget import format_bytes
+
 SCHEMA_VERSION = 1
 
 
@@ -103,7 +105,7 @@ class Replay:
     workspace_bytes: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RematProblem:
     """One training step, ready to be planned.
 
@@ -170,6 +172,14 @@ class RematProblem:
                 operation.creates
             ):
                 raise ValueError(f"a replay of {operation.name!r} creates what it may not")
+
+    def __repr__(self) -> str:
+        """One line; ``save`` writes everything."""
+        return (
+            f"RematProblem({self.name!r}: {len(self.forward)} forward and {len(self.backward)} "
+            f"backward operations, {len(self.replays)} replays, "
+            f"resident {format_bytes(self.resident_bytes)}, {self.costs} costs, {self.device})"
+        )
 
     def save(self, path: "str | Path") -> None:
         """Write the problem to one JSON file, which ``fxremat.load`` reads."""

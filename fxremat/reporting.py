@@ -206,8 +206,11 @@ def _sections(report: GraphReport) -> Iterable[str]:
     """The parts of a report, from what matters most."""
     title = f"fxremat: {report.name or 'step'} on {report.device}"
     if not report.differentiated:
-        yield f"{title}\nNothing to differentiate: no backward, so nothing to save or recompute."
-        yield table(_byte_rows(report)[:4])
+        yield (
+            f"{title}\nNothing to differentiate: no backward, so nothing to save or recompute. "
+            "The forward runs as it is, and the budget does not bind it."
+        )
+        yield table(_byte_rows(report)[:2])
     else:
         yield f"{title}\n" + table(_byte_rows(report))
         rows = decision_rows(report.decisions, report.costs)

@@ -186,7 +186,11 @@ class Session:
 
         Raises:
             InfeasibleBudgetError: It would take the pieces of this call over the budget together.
+            OverBudgetError: Gradients exist that the plan took for freed, and there is no room.
         """
+        more_bytes = self.existing_bytes - record.piece.existing_bytes
+        if record.differentiated and more_bytes > 0:
+            _check_gradients(record.plan, more_bytes)
         ran = [*self.earlier(record.piece.frame), record]
         held_bytes, gradient_bytes = 0, sum(r.piece.gradient_bytes for r in ran)
         for each in ran if len(ran) > 1 else ():
@@ -224,6 +228,19 @@ class Session:
             )
         ran = [record.report_with(self.existing_bytes) for record in self.ran]
         return remat_report(ran, [record.report for record in self.graphs])
+
+
+def _check_gradients(plan: Plan, more_bytes: int) -> None:
+    peak_bytes = plan.peak_bytes + more_bytes
+    if peak_bytes > plan.budget_bytes:
+        raise OverBudgetError(
+            f"the step begins with {more_bytes:,} bytes of gradients that gradients='freed' left "
+            f"out: with them its peak would be {peak_bytes:,} bytes, above the budget of "
+            f"{plan.budget_bytes:,} bytes. Free them (zero_grad(set_to_none=True)), or say "
+            "gradients='auto'.",
+            peak_bytes,
+            plan.budget_bytes,
+        )
 
 
 def _check_piece(plan: Plan, peak_bytes: int) -> None:

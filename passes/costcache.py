@@ -14,6 +14,8 @@ import torch
 
 from fxremat.costtable import CostTable, CostTableError, load
 
+METHOD = "cold caches"  # of measuring; costs measured in another way are not comparable
+
 
 def device_name(device_type: str) -> str:
     """What the device is called, for people and for the cache: equal names, equal costs."""
@@ -36,6 +38,7 @@ def environment(device_type: str) -> tuple[tuple[str, str], ...]:
     """All that the costs of one call depend on besides the call, in a fixed order."""
     return (
         ("device", device_name(device_type)),
+        ("method", METHOD),
         ("torch", torch.__version__),
         ("cuda", str(torch.version.cuda)),
         ("threads", str(torch.get_num_threads())),

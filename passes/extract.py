@@ -1,7 +1,8 @@
 """From a joint graph to a problem: fold views away, price operations, say what may be replayed."""
 
 import operator
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from torch import fx
@@ -19,6 +20,7 @@ from fxremat.passes.gradients import copied_bytes
 from fxremat.passes.joint import Joint, is_tangent, module_of, source_of, target_name
 from fxremat.passes.opcall import OpCall
 from fxremat.passes.phases import forward_names
+from fxremat.passes.reuse import Reuse, find_reuses
 from fxremat.passes.storages import StorageTable, find_storages, is_held_by_caller
 from fxremat.passes.tangents import outlives_backward
 from fxremat.problem import Kind, Operation, RematProblem, Replay, Storage
@@ -34,6 +36,7 @@ class Analysis:
         forward: Names of the forward's nodes.
         operations: Names of the nodes that allocate or must run, forward first.
         reads: For each of them, the storages that it reads.
+        reuses: Those among them that write over an input, which is then their result's storage.
     """
 
     joint: Joint
@@ -41,6 +44,7 @@ class Analysis:
     forward: frozenset[str]
     operations: tuple[str, ...]
     reads: dict[str, tuple[int, ...]]
+    reuses: Mapping[str, Reuse] = field(default_factory=dict)
 
     @cached_property
     def nodes(self) -> dict[str, fx.Node]:
@@ -48,11 +52,12 @@ class Analysis:
         return {node.name: node for node in self.joint.graph.nodes}
 
 
-def analyse(joint: Joint) -> Analysis:
+def analyse(joint: Joint, *, reuse: bool = False) -> Analysis:
     """Run every analysis on a joint graph.
 
     Args:
         joint: The joint graph.
+        reuse: Let backward operations write over inputs that nobody reads afterwards.
 
     Returns:
         The tables that ``extract`` and the rewrite share.
@@ -62,11 +67,20 @@ def analyse(joint: Joint) -> Analysis:
     operations = [n for n in joint.graph.nodes if _runs(n, storages)]
     ordered = [n for n in operations if n.name in forward]
     ordered += [n for n in operations if n.name not in forward]
-    reads = {
+    reads = _reads(ordered, storages)
+    reuses = find_reuses(joint, storages, forward, reads) if reuse else {}
+    if reuses:
+        storages = find_storages(joint, {name: r.argument for name, r in reuses.items()})
+        reads = _reads(ordered, storages)
+    return Analysis(joint, storages, forward, tuple(n.name for n in ordered), reads, reuses)
+
+
+def _reads(operations: Sequence[fx.Node], storages: StorageTable) -> dict[str, tuple[int, ...]]:
+    """For each operation, the storages behind its arguments."""
+    return {
         n.name: tuple(sorted({g for user in n.all_input_nodes for g in storages.of[user.name]}))
-        for n in ordered
+        for n in operations
     }
-    return Analysis(joint, storages, forward, tuple(n.name for n in ordered), reads)
 
 
 def _runs(node: fx.Node, storages: StorageTable) -> bool:

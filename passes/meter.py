@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from fxremat.errors import OptionError
 from fxremat.passes.allocations import AllocationEvent, mark, record_allocations
 
 
@@ -61,7 +62,15 @@ def measure_peak(
 
     Raises:
         ProfilerBusyError: Another torch profiler is running.
+        OptionError: ``step`` cannot be called.
     """
+    if not callable(step):
+        raise OptionError(
+            f"measure_peak takes a callable, not {type(step).__name__}: give lambda: train(batch), "
+            "say.",
+            "step",
+            step,
+        )
     if device is None:
         in_use = torch.cuda.is_initialized()
         device = "cuda" if in_use else "cpu"

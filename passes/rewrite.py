@@ -17,7 +17,7 @@ from torch import fx
 from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 
 from fxremat.errors import UnsupportedGraphError
-from fxremat.passes.calls import FROM_MASK, describe, mask_arguments
+from fxremat.passes.calls import FROM_MASK, call_of, describe, mask_arguments
 from fxremat.passes.extract import Analysis
 from fxremat.passes.joint import source_of
 from fxremat.problem import RematProblem
@@ -164,7 +164,14 @@ class _Writer:
     def _run(self, index: int) -> None:
         """An operation in its own phase."""
         node = self.nodes[self.analysis.operations[index]]
-        self._store(node, self._call(node, node.target, *self._arguments(node), node.name))
+        target, (args, kwargs) = node.target, self._arguments(node)
+        reuse = self.analysis.reuses.get(node.name)
+        if reuse is not None:
+            target, kwargs[reuse.out] = reuse.target, self._fetch(self.nodes[reuse.argument])
+        copy = self._call(node, target, args, kwargs, node.name)
+        if reuse is not None:
+            copy.meta["functional"] = call_of(node)
+        self._store(node, copy)
 
     def _run_keeping_state(self, index: int) -> None:
         """A random operation of the forward that a replay will draw again."""

@@ -5,6 +5,7 @@ looks like a storage of its own.
 """
 
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -36,11 +37,12 @@ class StorageTable:
         return node.op == "call_function" and bool(self.creates[node.name])
 
 
-def find_storages(joint: Joint) -> StorageTable:
+def find_storages(joint: Joint, written: Mapping[str, str] | None = None) -> StorageTable:
     """Resolve every alias of a joint graph.
 
     Args:
         joint: The joint graph, with fake tensors in ``meta["val"]``.
+        written: Node -> the node over which it writes its result, instead of allocating one.
 
     Returns:
         The table.
@@ -61,6 +63,8 @@ def find_storages(joint: Joint) -> StorageTable:
         for tensor in tensors_of(node):
             key = StorageWeakRef(_storage(node, tensor))
             key = joint.same.get(key, key)
+            if written and node.name in written:
+                (number[key],) = of[written[node.name]]
             if key not in number:
                 number[key] = len(owner)
                 owner.append(node.name)

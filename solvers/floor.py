@@ -1,8 +1,9 @@
 """The least peak: the plan below which fxremat says that a budget cannot be met.
 
 First descend on the peak from several starts, then halve the distance to what the backward holds in
-any case with the integer program, and last ask for one byte less until nothing is found. That last
-question is the one which ``refine`` asks at a budget of one byte below the floor, so both agree.
+any case with the integer program. Last ask ``within``, as ``refine`` does, for that peak and for
+one byte less, until it finds nothing lower: so a budget of the floor gives a plan of exactly that
+peak, and one byte less is refused, in this process and in any other.
 """
 
 from dataclasses import replace
@@ -10,6 +11,7 @@ from functools import lru_cache
 
 from fxremat.problem import RematProblem
 from fxremat.simulate import Schedule
+from fxremat.solvers.needs import Same
 from fxremat.solvers.search import Clock, Goal, Judged, Search
 from fxremat.solvers.within import modelled, starts, within
 
@@ -20,27 +22,19 @@ _LAST = 12  # how often to ask for one byte less
 _SHARES = (2, 8, 32)  # parts of the way down to try at once
 
 
-class _Key:
-    """A problem as a key: the same object only."""
-
-    def __init__(self, problem: RematProblem) -> None:
-        self.problem = problem
-
-    def __hash__(self) -> int:
-        return id(self.problem)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and other.problem is self.problem
-
-
 @lru_cache(maxsize=8)
-def _search_for(key: _Key) -> Search:
-    return Search(key.problem)
+def _core(key: Same) -> tuple[RematProblem, Search]:
+    core = replace(key.problem, resident_bytes=0)
+    return core, Search(core)
 
 
-def search_for(problem: RematProblem) -> Search:
-    """The search of a problem; what the simulator said of a choice is asked once."""
-    return _search_for(_Key(problem))
+def core_of(problem: RematProblem) -> tuple[RematProblem, Search]:
+    """The problem without its resident bytes, on which no choice depends, and its search.
+
+    So the same step gets the same plans whatever stays on the device meanwhile. What the simulator
+    said of a choice is asked once.
+    """
+    return _core(Same(problem))
 
 
 def bytes_only(problem: RematProblem) -> RematProblem:
@@ -52,6 +46,7 @@ def bytes_only(problem: RematProblem) -> RematProblem:
         problem,
         operations=tuple(replace(o, cost_ns=1, source="", module="") for o in problem.operations),
         replays=tuple(replace(r, cost_ns=1) for r in problem.replays),
+        unrewritten_peak_bytes=0,
         costs="",
         name="",
     )
@@ -60,35 +55,56 @@ def bytes_only(problem: RematProblem) -> RematProblem:
 _FLOORS: dict[RematProblem, frozenset[int]] = {}
 
 
-def known(problem: RematProblem) -> Judged | None:
+def known(core: RematProblem, search: Search) -> Judged | None:
     """The floor's choice if it has been found already."""
-    saved = _FLOORS.get(bytes_only(problem))
-    return None if saved is None else search_for(problem).judge(saved)
+    saved = _FLOORS.get(bytes_only(core))
+    return None if saved is None else search.judge(saved)
 
 
-def least(problem: RematProblem, clock: Clock) -> Judged:
+def least(core: RematProblem, search: Search, clock: Clock) -> Judged:
     """The choice with the least peak; found once for each step, whatever it is priced at.
 
     Args:
-        problem: The step.
+        core: The step without resident bytes.
+        search: Its search.
         clock: The safety net.
 
     Returns:
         The choice and what the simulator says of it.
     """
-    plain = bytes_only(problem)
+    plain = bytes_only(core)
     if plain not in _FLOORS:
         if len(_FLOORS) >= 64:
             _FLOORS.pop(next(iter(_FLOORS)))
-        _FLOORS[plain] = _find(Search(plain), clock).saved
-    return search_for(problem).judge(_FLOORS[plain])
+        start = search.judge(_find(Search(plain), clock).saved)
+        _FLOORS[plain] = _settle(search, start, clock).saved
+    return search.judge(_FLOORS[plain])
+
+
+def _settle(search: Search, best: Judged, clock: Clock) -> Judged:
+    """Ask what ``refine`` asks at this peak and one byte below, until neither finds less."""
+    for _ in range(_LAST):
+        if clock.up():
+            break
+        below = within(search, best.peak_bytes - 1, clock, polish=False)
+        if below is None:
+            at = within(search, best.peak_bytes, clock)
+            below = at if at is not None and at.peak_bytes < best.peak_bytes else None
+        if below is None:
+            break
+        best = _sink(search, below, lowest_bytes(search), clock)
+    return best
+
+
+def lowest_bytes(search: Search) -> int:
+    """What the step holds at its highest place whatever is saved. [bytes]"""
+    needs = search.screen.needs
+    return max(max(needs.fixed_bytes), max(needs.forward_bytes, default=0))
 
 
 def _find(search: Search, clock: Clock) -> Judged:
-    """Descend, bisect with the model, and ask for one byte less until there is nothing."""
-    low = max(
-        max(search.screen.needs.fixed_bytes), max(search.screen.needs.forward_bytes, default=0)
-    )
+    """Descend, then bisect with the model."""
+    low = lowest_bytes(search)
     highest = Goal(0, summed=False)
     sunk = [
         search.improve(start, highest, effort=_EFFORT, clock=clock)
@@ -104,11 +120,6 @@ def _find(search: Search, clock: Clock) -> Judged:
             low = middle
         else:
             best = _sink(search, found, low, clock)
-    for _ in range(_LAST):
-        found = None if clock.up() else within(search, best.peak_bytes - 1, clock, polish=False)
-        if found is None:
-            break
-        best = _sink(search, found, low, clock)
     return best
 
 
@@ -137,5 +148,5 @@ def floor(problem: RematProblem, *, time_limit_s: float) -> Schedule:
     Returns:
         The schedule.
     """
-    found = least(problem, Clock(time_limit_s))
-    return search_for(problem).schedule(found.saved)
+    core, search = core_of(problem)
+    return search.schedule(least(core, search, Clock(time_limit_s)).saved)

@@ -54,7 +54,7 @@ class Needs:
 
 
 @lru_cache(maxsize=8)
-def _find_needs(key: "_Same") -> Needs:
+def _find_needs(key: "Same") -> Needs:
     problem = key.problem
     number = len(problem.operations) - problem.num_forward
     positions: dict[int, list[int]] = {}
@@ -91,7 +91,7 @@ def _find_needs(key: "_Same") -> Needs:
     )
 
 
-class _Same:
+class Same:
     """A problem as a key: the same object only, since hashing a problem reads all of it."""
 
     def __init__(self, problem: RematProblem) -> None:
@@ -101,7 +101,7 @@ class _Same:
         return id(self.problem)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.problem is self.problem
+        return isinstance(other, Same) and other.problem is self.problem
 
 
 def find_needs(problem: RematProblem) -> Needs:
@@ -113,7 +113,7 @@ def find_needs(problem: RematProblem) -> Needs:
     Returns:
         The tables; found once for each problem.
     """
-    return _find_needs(_Same(problem))
+    return _find_needs(Same(problem))
 
 
 def _forward_values(problem: RematProblem) -> Iterable[int]:

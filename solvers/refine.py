@@ -2,9 +2,8 @@
 
 from fxremat.plans import Solution
 from fxremat.problem import RematProblem
-from fxremat.solvers.bound import BOUND_CLASS, bound_ns
-from fxremat.solvers.floor import FLOOR_LIMIT_S, known, least, search_for
-from fxremat.solvers.greedy import greedy_choices
+from fxremat.solvers.bound import BOUND_CLASS, bound_ns, highest
+from fxremat.solvers.floor import FLOOR_LIMIT_S, core_of, known, least
 from fxremat.solvers.search import Clock, Goal, Judged
 from fxremat.solvers.within import within
 
@@ -22,20 +21,21 @@ def refine(problem: RematProblem, budget_bytes: int, *, time_limit_s: float) -> 
         The schedule with a proven bound, or none when not even the floor is within the budget.
     """
     clock = Clock(time_limit_s)
-    search = search_for(problem)
-    lowest = known(problem)
+    core, search = core_of(problem)
+    core_bytes = budget_bytes - problem.resident_bytes
+    lowest = known(core, search)
     found: Judged | None = None
-    if lowest is None or lowest.peak_bytes <= budget_bytes:
-        cheap = [] if lowest is None else [lowest]
-        cheap += [search.judge(saved) for saved in greedy_choices(problem, budget_bytes)]
-        found = within(search, budget_bytes, clock, cheap)
+    if core_bytes > 0 and (lowest is None or lowest.peak_bytes <= core_bytes):
+        found = within(search, core_bytes, clock)
     if found is None:
-        lowest = lowest or least(problem, Clock(FLOOR_LIMIT_S))
-        if lowest.peak_bytes > budget_bytes:
-            return Solution(None, message=f"the least peak is {lowest.peak_bytes:,} bytes")
-        found = search.improve(lowest, Goal(budget_bytes), effort=4000, clock=clock)
-    lower_bound_ns = bound_ns(problem, budget_bytes, time_limit_s=max(1.0, clock.left_s()))
+        lowest = lowest or least(core, search, Clock(FLOOR_LIMIT_S))
+        if lowest.peak_bytes > core_bytes:
+            peak_bytes = lowest.peak_bytes + problem.resident_bytes
+            return Solution(None, message=f"the least peak is {peak_bytes:,} bytes")
+        found = search.improve(lowest, Goal(core_bytes), effort=4000, clock=clock)
+    schedule = search.schedule(found.saved)
+    cuts = highest(found.live_bytes)
+    lower_bound_ns = bound_ns(core, core_bytes, cuts, time_limit_s=max(1.0, clock.left_s()))
     if lower_bound_ns is None:
-        return Solution(search.schedule(found.saved), message="no bound")
-    lower_bound_ns = min(lower_bound_ns, found.recompute_ns)
-    return Solution(search.schedule(found.saved), lower_bound_ns, BOUND_CLASS, "searched")
+        return Solution(schedule, message="no bound")
+    return Solution(schedule, min(lower_bound_ns, found.recompute_ns), BOUND_CLASS, "searched")

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from fxremat.solvers.block import block_choice
+from fxremat.solvers.greedy import greedy_choices
 from fxremat.solvers.ilp import Residency
 from fxremat.solvers.search import Clock, Goal, Judged, Search
 from fxremat.solvers.stages import cut
@@ -44,7 +45,6 @@ def within(
     search: Search,
     budget_bytes: int,
     clock: Clock,
-    more: Iterable[Judged] = (),
     *,
     polish: bool = True,
 ) -> Judged | None:
@@ -54,15 +54,15 @@ def within(
         search: Of the problem.
         budget_bytes: The budget, resident bytes included. [bytes]
         clock: The safety net; effort is counted in nodes and choices.
-        more: Further choices to begin with.
         polish: Spend more effort on its cost once a choice is found.
 
     Returns:
         The best choice found, or None when none is within the budget.
     """
-    seeds = (*starts(search), *more)
+    seeds = starts(search)
     if seeds[0].peak_bytes <= budget_bytes:
         return seeds[0]
+    seeds += tuple(search.judge(saved) for saved in greedy_choices(search.problem, budget_bytes))
     goal = Goal(budget_bytes)
 
     def key(judged: Judged) -> tuple[int, int, int]:

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -311,3 +312,30 @@ def test_costs_come_from_where_the_option_says(costs: str) -> None:
     assert [op.workspace_bytes for op in problem.operations] == [
         op.workspace_bytes for op in fxremat.capture(mlp(), (X,), **QUICK).operations
     ]
+
+
+@pytest.mark.parametrize("call", [fxremat.capture, partial(fxremat.verify, budget="1MiB")])
+def test_arguments_that_are_not_in_a_tuple_are_refused_in_words(call: Any) -> None:
+    with pytest.raises(fxremat.OptionError, match=r"args is a Tensor: .*\(x,\)"):
+        call(nn.Linear(8, 4), X)
+    with pytest.raises(fxremat.OptionError, match="kwargs is a Tensor"):
+        call(nn.Linear(8, 4), (), X)
+
+
+def test_measure_peak_wants_something_to_call() -> None:
+    with pytest.raises(fxremat.OptionError, match="takes a callable, not int"):
+        fxremat.measure_peak(3)  # type: ignore[arg-type]  # why: it is the fault under test
+
+
+def test_a_reserve_that_cannot_be_read_is_not_told_of_percentages() -> None:
+    with pytest.raises(fxremat.OptionError, match="reserve 'x' cannot be read") as caught:
+        fxremat.optimize(nn.Linear(8, 4), "1MiB", reserve="x")
+    assert "%" not in str(caught.value)
+
+
+def test_problems_and_plans_print_in_one_line() -> None:
+    problem = fxremat.capture(nn.Linear(8, 4), (X,), costs="uniform", cache_dir=False)
+    assert str(problem).startswith("RematProblem('Linear': 1 forward and")
+    plan = fxremat.plan(problem, "1MiB")
+    assert str(plan).startswith("Plan('Linear': peak")
+    assert all("\n" not in str(thing) and len(str(thing)) < 300 for thing in (problem, plan))

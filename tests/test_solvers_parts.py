@@ -1,12 +1,17 @@
 """The parts that the default solver is made of."""
 
+import random
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fxremat.schedule import expand
-from fxremat.simulate import simulate
-from fxremat.solvers.bound import bound_ns
+from fxremat.plans import make_plan
+from fxremat.problem import RematProblem
+from fxremat.schedule import expand, running_forward
+from fxremat.simulate import Schedule, Step, simulate
+from fxremat.solvers import SOLVERS
+from fxremat.solvers.bound import bound_ns, highest
 from fxremat.solvers.ilp import Residency
 from fxremat.solvers.needs import find_needs
 from fxremat.solvers.screen import Screen
@@ -79,12 +84,59 @@ def test_a_model_without_room_says_so() -> None:
 def test_bound_grows_as_the_budget_shrinks() -> None:
     problem = transformer(2, tokens=64, width=32, context=32, vocabulary=64, resident_bytes=0)
     high = simulate(problem, expand(problem, problem.candidates)).peak_bytes
-    bounds = [bound_ns(problem, int(share * high), time_limit_s=10.0) for share in (1.0, 0.8, 0.6)]
+    cuts = range(0, find_needs(problem).num_positions, 4)
+    bounds = [
+        bound_ns(problem, int(share * high), cuts, time_limit_s=10.0) for share in (1.0, 0.8, 0.6)
+    ]
     assert bounds[0] is not None
     assert bounds[0] <= 0
     assert all(bound is not None for bound in bounds)
     assert bounds == sorted(bounds, key=lambda bound: bound or 0)
     assert bounds[-1] != bounds[0]
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(seed=SEEDS, draw=st.randoms(use_true_random=False))
+def test_no_schedule_with_one_replay_per_operation_beats_the_bound(
+    seed: int, draw: random.Random
+) -> None:
+    problem = random_problem(seed)
+    schedule = replays_anywhere(problem, draw)
+    simulation = simulate(problem, schedule)
+    number = find_needs(problem).num_positions
+    cuts = sorted(draw.sample(range(number + 1), draw.randint(0, number)))
+    bound = bound_ns(problem, simulation.peak_bytes, cuts, time_limit_s=10.0)
+    assert bound is not None
+    assert bound <= simulation.recompute_ns
+
+
+def replays_anywhere(problem: RematProblem, draw: random.Random) -> Schedule:
+    """A schedule in which each operation is replayed at most once, needed or not."""
+    steps: list[Step] = []
+    left = list(range(len(problem.replays)))
+    for index in range(problem.num_forward, len(problem.operations)):
+        while left and draw.random() < 0.6:
+            way = draw.choice(left)
+            replay = problem.replays[way]
+            left = [r for r in left if problem.replays[r].operation != replay.operation]
+            steps.append(Step(replay.operation, way, replay.creates))
+        steps.append(Step(index))
+    return Schedule(running_forward(problem, steps), tuple(steps))
+
+
+def test_the_bound_is_near_what_is_found_on_a_transformer() -> None:
+    problem = transformer(3, tokens=256, width=64, context=64, vocabulary=512, resident_bytes=0)
+    high = simulate(problem, expand(problem, problem.candidates)).peak_bytes
+    solution = SOLVERS["ilp"](problem, int(0.6 * high), time_limit_s=60.0)
+    plan = make_plan(problem, int(0.6 * high), solution)
+    assert plan.lower_bound_ns > 0
+    assert plan.gap < 0.01
+
+
+def test_cuts_stand_where_most_is_held() -> None:
+    live = np.array([9, 1, 8, 2, 7, 3], dtype=np.int64)  # the first is the entry
+    assert highest(live, 2) == (1, 3)
+    assert highest(np.arange(1000, dtype=np.int64), 2) == (982, 998)
 
 
 def test_stages_cover_all_positions_once() -> None:

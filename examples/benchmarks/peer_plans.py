@@ -69,8 +69,12 @@ def operations(module: fx.GraphModule) -> list[OpCall]:
         if node.op != "call_function" or node.target is operator.getitem:
             continue
         given = {_key(t) for source in node.all_input_nodes for t in tensors_of(source)}
-        if has_effect(node) or any(_key(t) not in given for t in tensors_of(node)):
-            found.append(call_of(node))
+        if (
+            "functional" in node.meta
+            or has_effect(node)
+            or any(_key(t) not in given for t in tensors_of(node))
+        ):
+            found.append(node.meta.get("functional") or call_of(node))
     return found
 
 
