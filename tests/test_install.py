@@ -357,7 +357,7 @@ def test_gradients_that_were_said_to_be_freed_but_exist_are_noticed() -> None:
         model(X)
     assert caught.value.measured_bytes > caught.value.budget_bytes
     after = [p.grad for p in model.parameters() if p.grad is not None]
-    assert len(after) == 6
+    assert len(after) == len(before) > 0
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     model.zero_grad()
     model(X).sum().backward()
