@@ -87,7 +87,8 @@ def partition(
     problem = posed.problem
     with progress.stage(SOLVING):
         plan = make(problem, budget, solver=options.solver, time_limit_s=options.time_limit_s)
-    rewritten = rewrite(posed.analysis, problem, plan.schedule)
+    inductor = options.executor == "inductor"
+    rewritten = rewrite(posed.analysis, problem, plan.schedule, decomposed=inductor)
     return Planned(split(rewritten), plan, posed.analysis, posed.profile_s)
 
 

@@ -33,6 +33,10 @@ class Partitioner(CustomPartitionerFn):
         """What the result depends on besides the graph; None would not stop a cache hit."""
         return f"fxremat:{self.identity}"
 
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        """In a key of Inductor's caches, which pickle it, it is its ``uuid``."""
+        return str, (self.uuid(),)
+
 
 def compile_with_inductor(
     graph: fx.GraphModule,

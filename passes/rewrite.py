@@ -23,6 +23,9 @@ from fxremat.passes.joint import source_of
 from fxremat.problem import RematProblem
 from fxremat.simulate import Schedule, Step
 
+CONVERT = torch.ops.prims.convert_element_type.default
+MULTIPLY = torch.ops.aten.mul.Tensor
+
 
 @dataclass(frozen=True)
 class Rewritten:
@@ -41,18 +44,21 @@ class Rewritten:
     replays: tuple[str, ...]
 
 
-def rewrite(analysis: Analysis, problem: RematProblem, schedule: Schedule) -> Rewritten:
+def rewrite(
+    analysis: Analysis, problem: RematProblem, schedule: Schedule, *, decomposed: bool = False
+) -> Rewritten:
     """Write a schedule down as a graph.
 
     Args:
         analysis: Of the joint graph.
         problem: Extracted from the same analysis.
         schedule: What runs, in order.
+        decomposed: Use only operators that Inductor does not decompose; it has done that by now.
 
     Returns:
         The rewritten joint graph; the original is left as it was.
     """
-    return _Writer(analysis, problem).write(schedule)
+    return _Writer(analysis, problem, decomposed).write(schedule)
 
 
 class _Writer:
@@ -62,7 +68,8 @@ class _Writer:
     that of everything derived from them for free. A read takes the newest.
     """
 
-    def __init__(self, analysis: Analysis, problem: RematProblem) -> None:
+    def __init__(self, analysis: Analysis, problem: RematProblem, decomposed: bool) -> None:
+        self.decomposed = decomposed
         self.analysis = analysis
         self.problem = problem
         self.nodes = analysis.nodes
@@ -194,7 +201,7 @@ class _Writer:
         if variant == "from_mask":
             result, mask = sorted((user for user in node.users if is_part(user)), key=_position)
             made = mask_arguments(node, self._fetch(_first(node)), self._fetch(mask))
-            copy = self._call(result, FROM_MASK, made, {}, name)
+            copy = self._from_mask(result, made, name)
             self._renew({result.name: copy})
         elif variant == "redraw":
             args, kwargs = self._arguments(node)
@@ -205,6 +212,16 @@ class _Writer:
             copy = self._call(node, node.target, *self._arguments(node), name)
             self._store(node, copy, step.keeps)
         self.replays.append(copy.name)
+
+    def _from_mask(self, result: fx.Node, made: tuple[Any, Any, float], name: str) -> fx.Node:
+        """A dropout's result from its mask."""
+        if not self.decomposed:
+            return self._call(result, FROM_MASK, made, {}, name)
+        value, mask, scale = made
+        dtype = result.meta["val"].dtype
+        kept = self._call(result, CONVERT, (mask, dtype), {}, f"{name}_mask")
+        scaled = self._call(result, MULTIPLY, (kept, scale), {}, f"{name}_scaled")
+        return self._call(result, MULTIPLY, (value, scaled), {}, name)
 
     def _store(self, node: fx.Node, copy: fx.Node, keeps: tuple[int, ...] | None = None) -> None:
         """Take a result apart at once, so that what nobody keeps is freed."""

@@ -10,7 +10,6 @@ from torch import nn
 
 import fxremat
 from fxremat.check import same_bits
-from fxremat.errors import OverBudgetError
 from tests.steps import QUICK, same_gradients
 
 
@@ -343,108 +342,6 @@ def test_later_shapes_that_do_not_fit_raise_before_they_run() -> None:
     assert torch.equal(generator, torch.get_rng_state())
     model(X).sum().backward()
     assert fxremat.report(model).predicted_peak_bytes <= fxremat.report(model).budget_bytes
-
-
-# Gradients.
-
-
-def test_gradients_that_were_said_to_be_freed_but_exist_are_noticed() -> None:
-    floor_bytes = floor_of(mlp(), X, gradients="freed")
-    model = fxremat.optimize(mlp(), floor_bytes, gradients="freed", **QUICK)
-    model(X).sum().backward()
-    before = [p.grad.clone() for p in model.parameters() if p.grad is not None]
-    with pytest.raises(OverBudgetError, match="gradients='freed' left out") as caught:
-        model(X)
-    assert caught.value.measured_bytes > caught.value.budget_bytes
-    after = [p.grad for p in model.parameters() if p.grad is not None]
-    assert len(after) == len(before) > 0
-    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-    model.zero_grad()
-    model(X).sum().backward()
-
-
-def test_accumulated_gradients_are_planned_for() -> None:
-    parameter_bytes = sum(p.nbytes for p in mlp().parameters())
-    budget_bytes = floor_of(mlp(), X) + parameter_bytes
-    model = fxremat.optimize(mlp(), budget_bytes, **QUICK)
-    model(X).sum().backward()
-    first = fxremat.report(model)
-    peak = fxremat.measure_peak(lambda: model(X).sum().backward())
-    second = fxremat.report(model)
-    assert second.resident_bytes == first.resident_bytes + parameter_bytes
-    loss_bytes = 2 * X.element_size()  # the caller's sum and its gradient are not in the graph
-    held_bytes = first.resident_bytes + parameter_bytes
-    assert held_bytes + peak.peak_bytes <= budget_bytes + loss_bytes
-
-
-def test_a_report_counts_the_gradients_that_the_call_found() -> None:
-    model = fxremat.optimize(mlp(), "1GiB", **QUICK)
-    model(X).sum().backward()
-    first = fxremat.report(model)
-    model(X).sum().backward()
-    second = fxremat.report(model)
-    parameter_bytes = sum(p.nbytes for p in model.parameters())
-    for name in ("resident_bytes", "predicted_peak_bytes", "baseline_peak_bytes", "floor_bytes"):
-        assert getattr(second, name) == getattr(first, name) + parameter_bytes
-    model.zero_grad()
-    fxremat.optimize(model, second.floor_bytes, **QUICK)
-    for _ in range(2):
-        model(X).sum().backward()
-        assert fxremat.report(model).predicted_peak_bytes <= second.floor_bytes
-
-
-def test_gradients_that_do_not_fit_raise_before_the_step() -> None:
-    model = mlp()
-    floor_bytes = floor_of(model, X)
-    fxremat.optimize(model, floor_bytes, **QUICK)
-    model(X).sum().backward()
-    with pytest.raises(fxremat.InfeasibleBudgetError) as caught:
-        model(X)
-    assert caught.value.floor_bytes == floor_bytes + sum(p.nbytes for p in model.parameters())
-    model.zero_grad()
-    model(X).sum().backward()
-
-
-def test_gradients_of_a_functions_parameters_count_as_well() -> None:
-    model = mlp()
-
-    def loss(x: torch.Tensor) -> Any:
-        return model(x).square().sum()
-
-    floor_bytes = floor_of(loss, X)
-    parameter_bytes = sum(p.nbytes for p in model.parameters())
-    held = fxremat.capture(loss, (X,), gradients="held", **QUICK)
-    assert fxremat.frontier(held, 2)[-1].peak_bytes == floor_bytes + parameter_bytes
-    step = fxremat.optimize(loss, floor_bytes, **QUICK)
-    step(X).backward()
-    with pytest.raises(fxremat.InfeasibleBudgetError):
-        step(X)
-    model.zero_grad()
-    step(X).backward()
-
-
-def test_backward_twice_through_one_graph() -> None:
-    model, plain = fxremat.optimize(mlp(), "1MiB", **QUICK), mlp()
-    for net in (model, plain):
-        torch.manual_seed(4)
-        output = net(X)
-        output[:, 0].sum().backward(retain_graph=True)
-        output[:, 1].sum().backward(retain_graph=True)
-        output[:, 0].sum().backward()
-    assert same_gradients(plain, model)
-
-
-def test_double_backward_is_refused() -> None:
-    model = fxremat.optimize(mlp(), "1MiB", **QUICK)
-    x = X.clone().requires_grad_()
-    output = model(x).sum()
-
-    def penalty() -> None:
-        (gradient,) = torch.autograd.grad(output, x, create_graph=True)
-        gradient.sum().backward()
-
-    with pytest.raises((fxremat.FxrematError, RuntimeError), match=r"double backward|create_graph"):
-        penalty()
 
 
 def test_hooks_added_after_the_first_call_are_seen() -> None:
