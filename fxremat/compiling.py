@@ -9,21 +9,24 @@ import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 
+from fxremat.budget import Budget
 from fxremat.errors import CaptureError, UnsupportedGraphError
 from fxremat.passes.boxed import Boxed, boxed
 from fxremat.passes.cublas import cublas_bytes
-from fxremat.passes.inductor import compile_with_inductor
+from fxremat.passes.joint import primals_of
 from fxremat.passes.reference import reference_partition
 from fxremat.passes.second_order import refusing_second_order
 from fxremat.passes.select import detach_the_rest
 from fxremat.passes.storages import round_up
 from fxremat.passes.tracing import compiling, current_frame, joint_of, keeps_graph
 from fxremat.pipeline import Planned, partition, tangents
+from fxremat.planning import baseline_peak_bytes
 from fxremat.plans import Plan, Solution, make_plan
 from fxremat.problem import RematProblem
 from fxremat.reserve import reserve_bytes
 from fxremat.session import GraphRecord, Piece, Session, tangent_note
 from fxremat.simulate import Schedule
+from fxremat.trial import compile_and_try
 
 NOTEWORTHY_SHARE = 0.02  # of the baseline peak; smaller tangents are not worth a hint
 
@@ -71,7 +74,11 @@ class Backend:
         piece = self.piece(device, given, existing_bytes)
         total_bytes += existing_bytes + piece.others_bytes + cublas_bytes(device)
         trace = self.trace(self.session, device, total_bytes, piece)
+        trace.num_inputs = len(inputs)
         with compiling():
+            if options.executor == "inductor":
+                code = compile_and_try(graph, inputs, trace, _identity(options))
+                return refusing_second_order(code, trace.check_backward)
             return refusing_second_order(self.compile(graph, inputs, trace))
 
     def piece(self, device: torch.device, given: list[torch.Tensor], existing_bytes: int) -> Piece:
@@ -87,12 +94,7 @@ class Backend:
     def compile(
         self, graph: fx.GraphModule, inputs: Sequence[Any], trace: "Trace"
     ) -> Callable[..., Any]:
-        """Hand a graph to the executor."""
-        options = self.session.options
-        if options.executor == "inductor":
-            return compile_with_inductor(
-                graph, inputs, trace.partition, trace.mark, _identity(options)
-            )
+        """Hand a graph to the eager executor."""
         compiler = aot_autograd(
             fw_compiler=trace.forward_compiler,
             bw_compiler=trace.backward_compiler,
@@ -114,6 +116,9 @@ class Trace:
         self.device = device
         self.resident_bytes = resident_bytes
         self.record: GraphRecord | None = None
+        self.target_bytes: int | None = None  # less than the budget, where code holds more
+        self.written: frozenset[int] | None = None  # inputs that the step writes to
+        self.num_inputs = 0
         self.start_s = session.started_s or time.perf_counter()
 
     def partition(
@@ -126,9 +131,10 @@ class Trace:
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """AOTAutograd's partitioner."""
         trace_s = time.perf_counter() - self.start_s
+        asked = self.session.options.budget
         planned = partition(
             joint_of(module, num_fwd_outputs),
-            self.session.options.budget,
+            asked if self.target_bytes is None else Budget(self.target_bytes),
             self.session.options,
             resident_bytes=self.resident_bytes,
             device=self.device,
@@ -143,10 +149,19 @@ class Trace:
         for name, size_bytes in tangents(planned.analysis):
             if size_bytes > NOTEWORTHY_SHARE * planned.plan.peak_bytes:
                 notes.append(tangent_note(name.removeprefix("tangents_"), size_bytes))
-        self.record = GraphRecord(
-            planned.plan, trace_s, planned.profile_s, tuple(notes), self.piece
-        )
+        asked_bytes = self.session.options.budget.resolve(baseline_peak_bytes(planned.plan.problem))
+        plan = replace(planned.plan, budget_bytes=asked_bytes)
+        self.record = GraphRecord(plan, trace_s, planned.profile_s, tuple(notes), self.piece)
+        primals = primals_of(planned.analysis.joint)
+        if len(primals) == self.num_inputs:  # else AOTAutograd has merged or split some
+            mutated = planned.analysis.joint.mutated
+            self.written = frozenset(i for i, n in enumerate(primals) if n.name in mutated)
         self.session.graphs.append(self.record)
+
+    def aim(self, target_bytes: int) -> None:
+        """Plan for less than the budget; the next partition takes the plan's place. [bytes]"""
+        self.target_bytes = target_bytes
+        self.session.graphs = [r for r in self.session.graphs if r is not self.record]
 
     def mark(self) -> None:
         """The graph runs now."""

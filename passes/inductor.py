@@ -8,7 +8,6 @@ unrewritten graph.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import fx
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
@@ -42,7 +41,6 @@ def compile_with_inductor(
     graph: fx.GraphModule,
     inputs: Sequence[Any],
     partition: Partition,
-    mark: Callable[[], None],
     identity: str,
 ) -> Callable[..., Any]:
     """Compile a Dynamo graph with Inductor, partitioned by fxremat.
@@ -51,11 +49,10 @@ def compile_with_inductor(
         graph: What Dynamo captured.
         inputs: Its example inputs.
         partition: The partition function.
-        mark: Called each time the graph runs.
         identity: Budget and options, for Inductor's cache.
 
     Returns:
-        What Dynamo is to call.
+        What runs the graph.
     """
     patches: dict[str, Any] = {
         "custom_partitioner_fn": Partitioner(partition, identity),
@@ -66,12 +63,4 @@ def compile_with_inductor(
     # Passed, not set around the call: the backward compiles later, on CUDA in another thread.
     compiled = compile_fx(graph, list(inputs), config_patches=patches)
     call: Callable[..., Any] = compiled  # type: ignore[assignment]  # why: other results are of AOT packages
-
-    def run(*args: Any) -> Any:
-        mark()
-        return call(*args)
-
-    if getattr(compiled, "_boxed_call", False):
-        run._boxed_call = True  # type: ignore[attr-defined]  # why: torch looks for it on the instance
-    shielded: Callable[..., Any] = torch._dynamo.disable(run)
-    return shielded
+    return call

@@ -93,6 +93,11 @@ def is_primal(node: fx.Node) -> bool:
     return node.op == "placeholder" and not is_tangent(node)
 
 
+def primals_of(joint: Joint) -> list[fx.Node]:
+    """The forward's inputs, in order."""
+    return [node for node in joint.graph.find_nodes(op="placeholder") if is_primal(node)]
+
+
 def tensors_of(node: fx.Node) -> Iterator[torch.Tensor]:
     """The (fake) tensors that a node returns, in order."""
     for leaf in pytree.tree_leaves(node.meta.get("val")):

@@ -123,6 +123,8 @@ def _geometry(node: fx.Node) -> tuple[object, ...] | None:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.storage_offset() != 0:
         return None
+    if value.is_conj() or value.is_neg():
+        return None  # it shows other values than it stores
     if value.numel() * value.element_size() != value.untyped_storage().nbytes():
         return None
     expected = 1

@@ -12,11 +12,14 @@ import torch
 from fxremat.errors import UnsupportedGraphError
 
 
-def refusing_second_order(compiled: Callable[..., Any]) -> Callable[..., Any]:
+def refusing_second_order(
+    compiled: Callable[..., Any], before: Callable[[], None] | None = None
+) -> Callable[..., Any]:
     """Let the backward of a compiled graph raise where a graph of it is asked for.
 
     Args:
         compiled: Takes the graph's inputs, returns its outputs.
+        before: Also called when a backward starts.
 
     Returns:
         The same, with a hook on the outputs' node.
@@ -28,6 +31,8 @@ def refusing_second_order(compiled: Callable[..., Any]) -> Callable[..., Any]:
         for value in outputs if isinstance(outputs, list | tuple) else (outputs,):
             if isinstance(value, torch.Tensor) and value.grad_fn is not None:
                 value.grad_fn.register_prehook(_refuse)
+                if before is not None:
+                    value.grad_fn.register_prehook(lambda _: before())
                 break
         return outputs
 

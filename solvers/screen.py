@@ -101,15 +101,14 @@ class Screen:
 
     def flags(self, choices: Sequence[frozenset[int]]) -> Flags:
         """Choices as columns of flags, a row for each candidate."""
-        saved: Flags = np.zeros((len(self.columns), len(choices)), dtype=np.bool_)
+        like = choices[0] if choices else frozenset()
+        first = np.array([g in like or g in self.needs.kept for g in self.columns], dtype=np.bool_)
+        saved: Flags = np.repeat(first[:, None], len(choices), axis=1)
         for column, choice in enumerate(choices):
-            for g in choice:
+            for g in choice ^ like:  # neighbours of one choice differ in little
                 row = self.column_of.get(g)
-                if row is not None:
-                    saved[row, column] = True
-        for g in self.needs.kept:
-            if g in self.column_of:
-                saved[self.column_of[g]] = True
+                if row is not None and g not in self.needs.kept:
+                    saved[row, column] = g in choice
         return saved
 
     def price(self, saved: Flags) -> Prices:
@@ -205,20 +204,29 @@ class Screen:
         until: dict[int, Ints],
     ) -> Ints:
         """Bytes at entry, at each position and at the end; a column for each choice."""
-        number = self.needs.num_positions
-        batch = len(next(iter(first.values()))) if first else 1
-        change = np.zeros((number + 4, batch), dtype=np.int64)
-        columns = np.arange(batch)
+        number, never = self.needs.num_positions, self.never
         fixed = np.array([self.needs.entry_bytes, *self.needs.fixed_bytes], dtype=np.int64)
-        for g in self.values:
-            size_bytes = self.problem.storages[g].size_bytes
-            if size_bytes == 0 or (g in self.needs.kept and g not in self.column_of):
-                continue
-            start = np.where(kept[g], -1, born.get(g, self.never))
-            stop = np.where(kept[g] & (first[g] < self.never), np.maximum(until[g], -1), until[g])
-            holds = (start < self.never) & (first[g] < self.never) & (stop >= start)
-            amount = np.where(holds, size_bytes, 0)
-            change[np.minimum(start + 1, number + 2), columns] += amount
-            change[np.clip(stop + 2, 0, number + 3), columns] -= amount
-        level = np.cumsum(change[: number + 2], axis=0)
+        sizes = {g: self.problem.storages[g].size_bytes for g in self.values}
+        counted = [
+            g for g in self.values if sizes[g] and (g not in self.needs.kept or g in self.column_of)
+        ]
+        if not counted:
+            batch = len(next(iter(first.values()), (0,)))
+            return np.repeat(fixed[:, None], batch, axis=1)
+        absent = np.full_like(first[counted[0]], never)
+        keeps = np.stack([kept[g] for g in counted])
+        read = np.stack([first[g] for g in counted]) < never
+        start = np.where(keeps, -1, np.stack([born.get(g, absent) for g in counted]))
+        stop = np.stack([until[g] for g in counted])
+        stop = np.where(keeps & read, np.maximum(stop, -1), stop)
+        holds = (start < never) & read & (stop >= start)
+        amount = holds * np.array([sizes[g] for g in counted], dtype=np.float64)[:, None]
+        columns = np.arange(absent.size)
+        shape = (number + 4, absent.size)
+        begins = np.minimum(start + 1, number + 2) * absent.size + columns
+        ends = np.clip(stop + 2, 0, number + 3) * absent.size + columns
+        # Sums in double are exact: no number of bytes comes near 2**53.
+        change = np.bincount(begins.ravel(), amount.ravel(), shape[0] * shape[1])
+        change -= np.bincount(ends.ravel(), amount.ravel(), shape[0] * shape[1])
+        level = np.cumsum(change.reshape(shape)[: number + 2], axis=0).astype(np.int64)
         return level + fixed[:, None]

@@ -11,7 +11,7 @@ from torch import nn
 
 import fxremat
 from fxremat.check import same_bits
-from fxremat.verifying import tensors_in
+from fxremat.passes.seeding import tensors_in
 
 Make = Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]
 """Makes a fresh callable and its arguments, the same ones each time."""
