@@ -102,12 +102,26 @@ def _is_aten(node: fx.Node) -> bool:
 
 
 def _candidates(node: fx.Node) -> list[fx.Node]:
-    """Inputs with the geometry of the result that fill their storage, where it may be written."""
+    """Inputs with the geometry of the result that fill their storage, where it may be written.
+
+    With a result to write to, an elementwise kernel may walk its operands in another order, or not
+    in vectors, where their strides leave a choice (complex quotients then differ in their last
+    bits). So all of them must lie alike. A kernel of rows copies what is not contiguous first, and
+    its fake result may bear other strides than the real one.
+    """
     target = node.target
+    result = node.meta.get("val")
+    if not isinstance(result, torch.Tensor):
+        return []
     if target in ROW_BY_ROW:
         given = [node.args[ROW_BY_ROW[target]]]  # type: ignore[index]  # why: it is a key
+        tensors = (result, *_operands(node))
+        if not all(t.is_contiguous() and t.shape == result.shape for t in tensors):
+            return []
     elif isinstance(target, OpOverload) and torch.Tag.pointwise in target.tags:
         given = list(node.args)
+        if not all(_lies_like(t, result) for t in _operands(node)):
+            return []
     else:
         return []
     wanted = _geometry(node)
@@ -116,6 +130,19 @@ def _candidates(node: fx.Node) -> list[fx.Node]:
         for argument in given
         if isinstance(argument, fx.Node) and wanted is not None and _geometry(argument) == wanted
     ]
+
+
+def _operands(node: fx.Node) -> list[torch.Tensor]:
+    """The tensors that it reads."""
+    values = (source.meta.get("val") for source in node.all_input_nodes)
+    return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def _lies_like(operand: torch.Tensor, result: torch.Tensor) -> bool:
+    """Does an operand leave a kernel no other way than its result: alike, or a single element?"""
+    alike = operand.shape == result.shape and operand.stride() == result.stride()
+    same_type = operand.dtype in (result.dtype, torch.bool)
+    return same_type and (alike or operand.numel() == 1)
 
 
 def _geometry(node: fx.Node) -> tuple[object, ...] | None:

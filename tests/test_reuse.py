@@ -1,11 +1,13 @@
 """Backward operations that write over an input: the same bits, less held, and never too early."""
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from torch import fx, nn
+from torch._subclasses import FakeTensorMode
 
 import fxremat
 from fxremat.check import same_bits
@@ -86,10 +88,108 @@ def over_the_input(target: Any, gradient: torch.Tensor, value: torch.Tensor) -> 
     assert result.data_ptr() == gradient.data_ptr()
 
 
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "contiguous": lambda x: x,
+    "transposed": lambda x: x.transpose(0, -1).contiguous().transpose(0, -1),
+    "channels last": lambda x: x.contiguous(memory_format=torch.channels_last),
+    "turned": lambda x: x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2),
+    "broadcast": lambda x: x[:, :1].expand_as(x),
+    "row": lambda x: x[:1, :1, :1],
+    "plane": lambda x: x[:1],
+    "number": lambda x: x.flatten()[0],
+    "slice": lambda x: torch.cat([x, x])[x.shape[0] :],
+}
+
+
+@pytest.mark.parametrize("target", CALLS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_what_is_chosen_gives_the_same_bits_in_every_layout(
+    target: Any, dtype: torch.dtype
+) -> None:
+    chosen = 0
+    for (name, ours), (other_name, theirs) in product(LAYOUTS.items(), LAYOUTS.items()):
+        gradient = ours(torch.randn(3, 4, 5, 60, dtype=dtype))
+        value = theirs(torch.randn(3, 4, 5, 60, dtype=dtype))
+        try:
+            args = CALLS[target](gradient, value)
+            expected = target(*args)
+        except RuntimeError:  # not for these types or shapes
+            continue
+        found = chosen_in_a_graph(target, args, gradient)
+        if found is None:
+            continue
+        chosen += 1
+        overload, out = found
+        written = gradient.clone() if gradient.is_contiguous() else strided_copy(gradient)
+        args = tuple(written if a is gradient else a for a in args)
+        result = overload(*args, **{out: written})
+        assert same_bits(expected, result), (name, other_name)
+        assert expected.stride() == result.stride(), (name, other_name)
+    assert chosen >= (2 if dtype.is_floating_point else 0)
+
+
+def strided_copy(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).copy_(tensor)
+
+
+def chosen_in_a_graph(target: Any, args: tuple[Any, ...], gradient: torch.Tensor) -> Any:
+    """How a call in a backward writes over its gradient; None where it must not."""
+    graph = fx.Graph()
+    mode = FakeTensorMode()
+    primal, tangent = graph.placeholder("primals_1"), graph.placeholder("tangents_1")
+    fakes = [mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in args]
+    fake_gradient = next(f for f, a in zip(fakes, args, strict=True) if a is gradient)
+    made = graph.call_function(aten.mul.Tensor, (tangent, 2.0))
+    given: list[Any] = []
+    for number, (fake, argument) in enumerate(zip(fakes, args, strict=True)):
+        if argument is gradient:
+            given.append(made)
+        elif isinstance(fake, torch.Tensor):
+            given.append(graph.placeholder(f"primals_{number + 2}"))
+            given[-1].meta["val"] = fake
+        else:
+            given.append(argument)
+    call = graph.call_function(target, tuple(given))
+    graph.output((primal, call))
+    primal.meta["val"] = mode.from_tensor(torch.randn(2))
+    with mode:
+        tangent.meta["val"] = torch.empty_strided(gradient.shape, gradient.stride())
+        storage = torch.empty_strided(gradient.shape, gradient.stride(), dtype=gradient.dtype)
+        made.meta["val"] = storage
+        call.meta["val"] = target(*[storage if f is fake_gradient else f for f in fakes])
+    found = _found(Joint(fx.GraphModule(nn.Module(), graph), 1)).get(call.name)
+    return None if found is None else (found.target, found.out)
+
+
 def test_overloads_that_compute_first_and_copy_then_are_not_used() -> None:
     assert out_overload(aten.native_dropout_backward.default, "cpu") is None
     assert out_overload(aten.clone.default, "cpu") is None
     assert out_overload(aten.add.Tensor, "cpu") == (aten.add.out, "out")
+
+
+class Turned(nn.Module):
+    """Gradients reach a softmax in another layout than it computes in; a complex quotient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(8, 16), nn.Linear(16, 6)
+        self.quotient = nn.Parameter(torch.randn(1, 16, dtype=torch.complex64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.log_softmax(self.inner(x), 1).t().contiguous().sin()
+        h = h + torch.softmax(self.inner(x), 0).t().contiguous().cos()
+        wave = torch.view_as_real((torch.complex(h, h.sin()).t() / self.quotient).exp())
+        result: torch.Tensor = self.outer(h.t() * wave[..., 0]).sum() + wave.sum()
+        return result
+
+
+def test_gradients_in_other_layouts_come_out_right() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(6, 8, requires_grad=True)
+    check = fxremat.verify(
+        Turned(), (x,), budget="100%", repeats=1, costs="uniform", cache_dir=False
+    )
+    assert check.ok, check
 
 
 def reuses_of(fn: Callable[..., Any], *args: torch.Tensor) -> tuple[Joint, dict[str, str]]:
