@@ -18,7 +18,13 @@ from fxremat.passes.reference import reference_partition
 from fxremat.passes.second_order import refusing_second_order
 from fxremat.passes.select import detach_the_rest
 from fxremat.passes.storages import round_up
-from fxremat.passes.tracing import compiling, current_frame, joint_of, keeps_graph
+from fxremat.passes.tracing import (
+    compiling,
+    current_frame,
+    joint_of,
+    keeps_graph,
+    outputs_share_memory,
+)
 from fxremat.pipeline import Planned, partition, tangents
 from fxremat.planning import baseline_peak_bytes
 from fxremat.plans import Plan, Solution, make_plan
@@ -28,6 +34,10 @@ from fxremat.session import GraphRecord, Piece, Session, tangent_note
 from fxremat.simulate import Schedule
 from fxremat.trial import compile_and_try
 
+VIEWS_NOTE = (
+    "some outputs are views of one value: autograd adds their gradients up outside the graph, in "
+    "memory that is not counted. Return one of them, or clones."
+)
 NOTEWORTHY_SHARE = 0.02  # of the baseline peak; smaller tangents are not worth a hint
 
 
@@ -75,6 +85,7 @@ class Backend:
         total_bytes += existing_bytes + piece.others_bytes + cublas_bytes(device)
         trace = self.trace(self.session, device, total_bytes, piece)
         trace.num_inputs = len(inputs)
+        trace.shared_outputs = outputs_share_memory(graph)
         with compiling():
             if options.executor == "inductor":
                 code = compile_and_try(graph, inputs, trace, _identity(options))
@@ -119,6 +130,7 @@ class Trace:
         self.target_bytes: int | None = None  # less than the budget, where code holds more
         self.written: frozenset[int] | None = None  # inputs that the step writes to
         self.num_inputs = 0
+        self.shared_outputs = False  # some are views of others
         self.start_s = session.started_s or time.perf_counter()
 
     def partition(
@@ -149,6 +161,8 @@ class Trace:
         for name, size_bytes in tangents(planned.analysis):
             if size_bytes > NOTEWORTHY_SHARE * planned.plan.peak_bytes:
                 notes.append(tangent_note(name.removeprefix("tangents_"), size_bytes))
+        if self.shared_outputs:
+            notes.append(VIEWS_NOTE)
         asked_bytes = self.session.options.budget.resolve(baseline_peak_bytes(planned.plan.problem))
         plan = replace(planned.plan, budget_bytes=asked_bytes)
         self.record = GraphRecord(plan, trace_s, planned.profile_s, tuple(notes), self.piece)

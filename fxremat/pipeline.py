@@ -25,6 +25,7 @@ from fxremat.passes.rewrite import rewrite
 from fxremat.passes.roofline import roofline_costs
 from fxremat.passes.split import Split, split
 from fxremat.passes.storages import is_held_by_caller
+from fxremat.passes.strides import with_real_strides
 from fxremat.planning import baseline_peak_bytes, make
 from fxremat.plans import Plan
 from fxremat.problem import RematProblem
@@ -118,6 +119,7 @@ def pose(
 ) -> Posed:
     """Analyse a joint graph, price its operations and state its problem."""
     start_s = time.perf_counter()
+    joint = with_real_strides(joint)
     original = analyse(joint)
     reuse = options.executor == "eager"  # Inductor decides about buffers itself
     wanted = calls(original)

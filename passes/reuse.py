@@ -10,9 +10,10 @@ Only what the backward itself has made is overwritten. Saved values may be read 
 the planner to say.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import fx
@@ -85,6 +86,8 @@ def find_reuses(
         node = nodes[name]
         if name in forward or len(storages.creates[name]) != 1 or not _is_aten(node):
             continue
+        if node.kwargs:  # keyword arguments, such as a factor of add, are rare in a backward
+            continue
         for argument in _candidates(node):
             (g,) = storages.of[argument.name]
             others = [n for n in node.all_input_nodes if g in storages.of[n.name]]
@@ -111,17 +114,13 @@ def _candidates(node: fx.Node) -> list[fx.Node]:
     """
     target = node.target
     result = node.meta.get("val")
-    if not isinstance(result, torch.Tensor):
+    assert isinstance(target, OpOverload)  # by _is_aten
+    if not isinstance(result, torch.Tensor) or not _lie_alike(target, result, _operands(node)):
         return []
     if target in ROW_BY_ROW:
-        given = [node.args[ROW_BY_ROW[target]]]  # type: ignore[index]  # why: it is a key
-        tensors = (result, *_operands(node))
-        if not all(t.is_contiguous() and t.shape == result.shape for t in tensors):
-            return []
-    elif isinstance(target, OpOverload) and torch.Tag.pointwise in target.tags:
+        given = [node.args[ROW_BY_ROW[target]]]
+    elif torch.Tag.pointwise in target.tags:
         given = list(node.args)
-        if not all(_lies_like(t, result) for t in _operands(node)):
-            return []
     else:
         return []
     wanted = _geometry(node)
@@ -138,11 +137,39 @@ def _operands(node: fx.Node) -> list[torch.Tensor]:
     return [value for value in values if isinstance(value, torch.Tensor)]
 
 
-def _lies_like(operand: torch.Tensor, result: torch.Tensor) -> bool:
-    """Does an operand leave a kernel no other way than its result: alike, or a single element?"""
-    alike = operand.shape == result.shape and operand.stride() == result.stride()
-    same_type = operand.dtype in (result.dtype, torch.bool)
-    return same_type and (alike or operand.numel() == 1)
+def _lie_alike(target: OpOverload, result: torch.Tensor, operands: Iterable[torch.Tensor]) -> bool:
+    """Do the operands leave a kernel one way to walk them, that of its result?"""
+    if target in ROW_BY_ROW:
+        return all(t.is_contiguous() and t.shape == result.shape for t in (result, *operands))
+    place = (result.shape, result.stride())
+    return all(
+        t.dtype in (result.dtype, torch.bool) and (t.numel() == 1 or (t.shape, t.stride()) == place)
+        for t in operands
+    )
+
+
+def write_over(
+    functional: OpOverload, overload: OpOverload, out: str, written: torch.Tensor, *args: Any
+) -> Any:
+    """Run an operation over one of its inputs, if it lies as the trace said.
+
+    A fake tensor can bear other strides than the real one (that of ``_log_softmax_backward_data``
+    does, where the gradient is not contiguous). The real ones are looked at once more.
+
+    Args:
+        functional: The operator.
+        overload: Its overload with an ``out=`` argument.
+        out: Name of that argument.
+        written: Which input to write over.
+        *args: The operator's arguments.
+
+    Returns:
+        What the operator returns.
+    """
+    operands = [value for value in args if isinstance(value, torch.Tensor)]
+    if _lie_alike(functional, written, operands):
+        return overload(*args, **{out: written})
+    return functional(*args)
 
 
 def _geometry(node: fx.Node) -> tuple[object, ...] | None:

@@ -20,6 +20,7 @@ from fxremat.errors import UnsupportedGraphError
 from fxremat.passes.calls import FROM_MASK, call_of, describe, mask_arguments
 from fxremat.passes.extract import Analysis
 from fxremat.passes.joint import source_of
+from fxremat.passes.reuse import write_over
 from fxremat.problem import RematProblem
 from fxremat.simulate import Schedule, Step
 
@@ -171,13 +172,15 @@ class _Writer:
     def _run(self, index: int) -> None:
         """An operation in its own phase."""
         node = self.nodes[self.analysis.operations[index]]
-        target, (args, kwargs) = node.target, self._arguments(node)
+        args, kwargs = self._arguments(node)
         reuse = self.analysis.reuses.get(node.name)
-        if reuse is not None:
-            target, kwargs[reuse.out] = reuse.target, self._fetch(self.nodes[reuse.argument])
-        copy = self._call(node, target, args, kwargs, node.name)
-        if reuse is not None:
-            copy.meta["functional"] = call_of(node)
+        if reuse is None:
+            self._store(node, self._call(node, node.target, args, kwargs, node.name))
+            return
+        over = self._fetch(self.nodes[reuse.argument])
+        args = (node.target, reuse.target, reuse.out, over, *args)
+        copy = self._call(node, write_over, args, kwargs, node.name)
+        copy.meta["functional"] = call_of(node)
         self._store(node, copy)
 
     def _run_keeping_state(self, index: int) -> None:

@@ -15,13 +15,15 @@ from torch._dynamo.eval_frame import innermost_backend
 from torch._dynamo.exc import BackendCompilerFailed, ShortenTraceback, TorchDynamoException
 from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 from torch._guards import CompileContext
+from torch.utils._pytree import tree_leaves
 
 from fxremat.errors import FxrematError
 from fxremat.passes.joint import Joint
 
 __all__ = [
     "BackendCompilerFailed", "TorchDynamoException", "backend_arguments", "compiling",
-    "current_frame", "joint_of", "keeps_graph", "own_code", "shortened", "tracing",
+    "current_frame", "joint_of", "keeps_graph", "outputs_share_memory", "own_code", "shortened",
+    "tracing",
 ]  # fmt: skip
 
 RECOMPILE_LIMIT = (
@@ -131,6 +133,20 @@ def joint_of(module: torch.fx.GraphModule, num_forward_outputs: int) -> Joint:
         if node.meta.get("desc") in written
     )
     return Joint(module, num_forward_outputs, mutated, len(written))
+
+
+def outputs_share_memory(graph: torch.fx.GraphModule) -> bool:
+    """Are outputs of a Dynamo graph views of one another, each with a gradient of its own?
+
+    AOTAutograd rebuilds all but one of them when the graph has run, and autograd adds their
+    gradients up before the backward's graph begins.
+    """
+    (output,) = graph.graph.find_nodes(op="output")
+    nodes = dict.fromkeys(n for n in tree_leaves(output.args) if isinstance(n, torch.fx.Node))
+    values = [node.meta.get("example_value") for node in nodes]
+    tensors = [v for v in values if isinstance(v, torch.Tensor) and v.requires_grad]
+    storages = {v.untyped_storage()._cdata for v in tensors if v.layout is torch.strided}
+    return len(storages) < len(tensors)
 
 
 def keeps_graph() -> bool:

@@ -1,0 +1,118 @@
+"""Models in which gradients reach a softmax in another layout than its kernel works in."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import log_softmax, scaled_dot_product_attention, softmax
+
+import fxremat
+from fxremat.passes.strides import RETURNS_CONTIGUOUS, with_real_strides
+from tests.joints import joint_graph, real_inputs
+from tests.steps import QUICK
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> None:
+    torch._dynamo.reset()
+
+
+class Turned(nn.Module):
+    """Gradients reach a softmax in another layout than it computes in; a complex quotient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(8, 16), nn.Linear(16, 6)
+        self.quotient = nn.Parameter(torch.randn(1, 16, dtype=torch.complex64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.log_softmax(self.inner(x), 1).t().contiguous().sin()
+        h = h + torch.softmax(self.inner(x), 0).t().contiguous().cos()
+        wave = torch.view_as_real((torch.complex(h, h.sin()).t() / self.quotient).exp())
+        result: torch.Tensor = self.outer(h.t() * wave[..., 0]).sum() + wave.sum()
+        return result
+
+
+class Ways(nn.Module):
+    """A linear layer, then one of several ways through softmaxes."""
+
+    def __init__(self, way: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.way = nn.Linear(8, 24), way
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.way(self.inner(x))
+
+
+def time_first(h: torch.Tensor) -> torch.Tensor:
+    return (log_softmax(h, -1).transpose(0, 1).contiguous() * 2).exp()
+
+
+def one_after_another(h: torch.Tensor) -> torch.Tensor:
+    return log_softmax(log_softmax(h[0], 1).t(), 1).t().contiguous().sin()
+
+
+def mixed(h: torch.Tensor) -> torch.Tensor:
+    return softmax(log_softmax(h[0].t(), 1).t(), 1).t().contiguous().sin()
+
+
+def attention(h: torch.Tensor) -> torch.Tensor:
+    q, k, v = h.view(2, 6, 3, 2, 4).permute(2, 0, 3, 1, 4)
+    a = scaled_dot_product_attention(q, k, v, is_causal=True)
+    return a * softmax(a, 1) * log_softmax(a, -1)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: (Turned(), torch.randn(6, 8)),
+        lambda: (Ways(time_first), torch.randn(2, 6, 8)),
+        lambda: (Ways(one_after_another), torch.randn(2, 6, 8)),
+        lambda: (Ways(mixed), torch.randn(2, 6, 8)),
+        lambda: (Ways(attention), torch.randn(2, 6, 8)),
+    ],
+    ids=["turned", "time first", "one after another", "mixed", "attention"],
+)
+def test_bits_and_peaks_hold(make: Any) -> None:
+    model, x = make()
+    x.requires_grad_()
+    plans = fxremat.frontier(fxremat.capture(model, (x,), **QUICK), 2)
+    for budget_bytes in (plans[0].budget_bytes, plans[1].peak_bytes):
+        torch._dynamo.reset()
+        check = fxremat.verify(model, (x,), budget=budget_bytes, repeats=1, **QUICK)
+        assert check.ok, check
+        assert check.measured_peak_bytes == check.predicted_peak_bytes
+
+
+def test_fake_tensors_have_the_strides_of_real_ones_afterwards() -> None:
+    x = torch.randn(2, 6, 24, requires_grad=True)
+    traced = joint_graph(time_first, (x,))
+    joint = with_real_strides(traced)
+    assert joint is not traced
+    assert with_real_strides(joint) is joint
+    found: dict[str, torch.Tensor] = {}
+
+    class Recording(torch.fx.Interpreter):
+        def run_node(self, n: torch.fx.Node) -> Any:
+            found[n.name] = result = super().run_node(n)
+            return result
+
+    Recording(joint.module).run(*real_inputs(joint))
+    for node in joint.graph.nodes:
+        if isinstance(found.get(node.name), torch.Tensor):
+            assert found[node.name].stride() == node.meta["val"].stride(), node.name
+    assert any(node.target in RETURNS_CONTIGUOUS for node in joint.graph.nodes)
+
+
+def test_outputs_that_are_views_of_each_other_are_noted() -> None:
+    def views(x: torch.Tensor) -> Any:
+        y = x.sin()
+        return y, y[1:]
+
+    x = torch.randn(4, 3, requires_grad=True)
+    step = fxremat.optimize(views, "1MiB", **QUICK)
+    step(x)[0].sum().backward()
+    assert any("views of one value" in note for note in fxremat.report(step).notes)
