@@ -1,9 +1,9 @@
 """The least peak: the plan below which fxremat says that a budget cannot be met.
 
-First descend on the peak from several starts, then halve the distance to what the backward holds in
-any case with the integer program. Last ask ``within``, as ``refine`` does, for that peak and for
-one byte less, until it finds nothing lower: so a budget of the floor gives a plan of exactly that
-peak, and one byte less is refused, in this process and in any other.
+First descend on the peak from several starts. Then ask ``within``, as ``refine`` does, for that
+peak and for one byte less, with the integer program and all, until it finds nothing lower: so a
+budget of the floor gives a plan of exactly that peak, and one byte less is refused, in this process
+and in any other.
 """
 
 from dataclasses import replace
@@ -13,11 +13,10 @@ from fxremat.problem import RematProblem
 from fxremat.simulate import Schedule
 from fxremat.solvers.needs import Same
 from fxremat.solvers.search import Clock, Goal, Judged, Search
-from fxremat.solvers.within import modelled, starts, within
+from fxremat.solvers.within import starts, within
 
 FLOOR_LIMIT_S = 120.0  # of its search; the same for all who ask, so that all get the same floor
 _EFFORT = 12_000
-_HALVINGS = 3
 _LAST = 12  # how often to ask for one byte less
 _SHARES = (2, 8, 32)  # parts of the way down to try at once
 
@@ -103,24 +102,14 @@ def lowest_bytes(search: Search) -> int:
 
 
 def _find(search: Search, clock: Clock) -> Judged:
-    """Descend, then bisect with the model."""
+    """Descend on the highest peak from the two lowest starts, and from the better end once more."""
     low = lowest_bytes(search)
     highest = Goal(0, summed=False)
     sunk = [
         search.improve(start, highest, effort=_EFFORT, clock=clock)
         for start in sorted(starts(search), key=_peak)[:2]
     ]
-    best = _sink(search, min(sunk, key=_peak), low, clock)
-    for _ in range(_HALVINGS):
-        middle = (low + best.peak_bytes) // 2
-        if clock.up() or middle <= low:
-            break
-        found = modelled(search, middle, clock)
-        if found is None:
-            low = middle
-        else:
-            best = _sink(search, found, low, clock)
-    return best
+    return _sink(search, min(sunk, key=_peak), low, clock)
 
 
 def _peak(judged: Judged) -> tuple[int, int]:

@@ -83,23 +83,6 @@ def within(
     return best
 
 
-def modelled(search: Search, budget_bytes: int, clock: Clock) -> Judged | None:
-    """Ask the model alone, for a quick answer.
-
-    Args:
-        search: Of the problem.
-        budget_bytes: The budget, resident bytes included. [bytes]
-        clock: The safety net.
-
-    Returns:
-        The lowest choice that it leads to within the budget, or None.
-    """
-    goal = Goal(budget_bytes)
-    found = _descend(search, _answers(search, goal, clock)[0], goal, clock)
-    lowest = min(found, key=lambda judged: judged.peak_bytes, default=None)
-    return None if lowest is None or lowest.peak_bytes > budget_bytes else lowest
-
-
 def _descend(search: Search, judged: Iterable[Judged], goal: Goal, clock: Clock) -> list[Judged]:
     """The best choice below each of some."""
     return [search.improve(start, goal, effort=_EFFORT, clock=clock) for start in judged]
