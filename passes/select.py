@@ -16,6 +16,7 @@ from fxremat.errors import OptionError
 from fxremat.passes.joint import copy_graph
 
 Key = str | int
+WITHOUT_BACKWARD = "no backward"  # such calls often lack what the training step's output has
 
 
 @torch.library.custom_op("fxremat::select", mutates_args=())
@@ -40,6 +41,8 @@ def mark(output: Any, keys: tuple[Key, ...]) -> torch.Tensor:
         An empty tensor that stands for the mark; it must be returned from the traced function.
     """
     found: list[torch.Tensor] = []
+    if not torch.is_grad_enabled():
+        return select(found, WITHOUT_BACKWARD)  # type: ignore[no-any-return]  # why: custom operators are untyped
     absent = ""
     for key in keys:
         entry = _entry(output, key)
@@ -100,6 +103,10 @@ def detach_the_rest(graph: fx.GraphModule, keys: tuple[Key, ...]) -> fx.GraphMod
     if not marks:
         raise OptionError("the traced output has nothing to select from.", "differentiate", keys)
     (node,) = marks
+    if node.args[1] == WITHOUT_BACKWARD:
+        _replace(graph, node)
+        graph.recompile()
+        return graph
     absent, _, names = str(node.args[1]).partition(";")
     known = tuple(name for name in names.split(",") if name)
     if absent or not node.args[0]:
@@ -114,11 +121,7 @@ def detach_the_rest(graph: fx.GraphModule, keys: tuple[Key, ...]) -> fx.GraphMod
         )
     selected = set(node.args[0])
     (output,) = graph.graph.find_nodes(op="output")
-    with graph.graph.inserting_before(node):
-        empty = graph.graph.call_function(torch.empty, ((0,),))
-        empty.meta.update(node.meta)
-    node.replace_all_uses_with(empty)
-    graph.graph.erase_node(node)
+    _replace(graph, node)
     with graph.graph.inserting_before(output):
         output.args = fx.node.map_arg(
             output.args,
@@ -126,6 +129,15 @@ def detach_the_rest(graph: fx.GraphModule, keys: tuple[Key, ...]) -> fx.GraphMod
         )
     graph.recompile()
     return graph
+
+
+def _replace(graph: fx.GraphModule, node: fx.Node) -> None:
+    """An empty tensor in place of the mark."""
+    with graph.graph.inserting_before(node):
+        empty = graph.graph.call_function(torch.empty, ((0,),))
+        empty.meta.update(node.meta)
+    node.replace_all_uses_with(empty)
+    graph.graph.erase_node(node)
 
 
 def _detached(graph: fx.Graph, node: fx.Node) -> fx.Node:

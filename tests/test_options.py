@@ -339,3 +339,25 @@ def test_problems_and_plans_print_in_one_line() -> None:
     plan = fxremat.plan(problem, "1MiB")
     assert str(plan).startswith("Plan('Linear': peak")
     assert all("\n" not in str(thing) and len(str(thing)) < 300 for thing in (problem, plan))
+
+
+def test_calls_without_a_backward_need_not_return_what_is_differentiated() -> None:
+    class Labelled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+            logits = self.layer(x)
+            if labels is None:
+                return {"logits": logits}
+            return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+    model = fxremat.optimize(Labelled(), "1MiB", differentiate="loss", **QUICK)
+    labels = torch.arange(40) % 4
+    for _ in range(2):
+        model(X, labels)["loss"].backward()
+        with torch.no_grad():
+            assert torch.equal(model(X)["logits"], model.layer(X))
+    with pytest.raises(fxremat.OptionError, match="entries that exist: logits"):
+        model(X)

@@ -153,7 +153,8 @@ def test_a_peak_above_the_budget_is_found(monkeypatch: pytest.MonkeyPatch) -> No
     """A rewrite that saves everything, whatever the plan says."""
     rewrite = rewrite_module.rewrite
 
-    def save_all(analysis: Any, problem: fxremat.RematProblem, _: object) -> Any:
+    def save_all(analysis: Any, problem: fxremat.RematProblem, _: object, **options: Any) -> Any:
+        assert options == {"decomposed": False}
         return rewrite(analysis, problem, expand(problem, problem.candidates))
 
     monkeypatch.setattr("fxremat.pipeline.rewrite", save_all)
