@@ -1,21 +1,25 @@
 """The Dynamo backend: what happens to one graph that Dynamo has captured."""
 
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from fxremat.budget import Budget
 from fxremat.errors import CaptureError, UnsupportedGraphError
-from fxremat.passes.boxed import Boxed, boxed
+from fxremat.passes.boxed import Boxed, boxed, dispatching
+from fxremat.passes.contexts import watched
 from fxremat.passes.cublas import cublas_bytes
+from fxremat.passes.ends import ends_of
 from fxremat.passes.joint import primals_of
 from fxremat.passes.reference import reference_partition
-from fxremat.passes.second_order import refusing_second_order
+from fxremat.passes.seeding import tensors_in
 from fxremat.passes.select import detach_the_rest
 from fxremat.passes.storages import round_up
 from fxremat.passes.tracing import (
@@ -25,13 +29,15 @@ from fxremat.passes.tracing import (
     keeps_graph,
     outputs_share_memory,
 )
-from fxremat.pipeline import Planned, partition, tangents
-from fxremat.planning import baseline_peak_bytes
+from fxremat.pipeline import Planned, partition, rewritten, tangents
+from fxremat.planning import baseline_peak_bytes, make, make_lean
 from fxremat.plans import Plan, Solution, make_plan
 from fxremat.problem import RematProblem
+from fxremat.records import GraphRecord, Piece
 from fxremat.reserve import reserve_bytes
-from fxremat.session import GraphRecord, Piece, Session, tangent_note
+from fxremat.session import Session, tangent_note
 from fxremat.simulate import Schedule
+from fxremat.together import Seen
 from fxremat.trial import compile_and_try
 
 VIEWS_NOTE = (
@@ -71,36 +77,49 @@ class Backend:
         if options.keys is not None:
             graph = detach_the_rest(graph, options.keys)
         names = [node.name for node in graph.graph.find_nodes(op="placeholder")]
-        self.session.on_inputs(list(zip(names, inputs, strict=True)))
+        found = zip(names, inputs, strict=True)
+        self.session.on_inputs([f for f in found if not self.session.shares or _is_given(f[1])])
         given = [value for value in inputs if isinstance(value, torch.Tensor)]
         device = device_of(given)
         resident = [*given, *self.held()]
-        total_bytes = bytes_on(device, resident) + reserve_bytes(options.reserve)
         existing_bytes = 0
         if self.with_gradients:
             existing_bytes = expected_gradient_bytes(device, resident)
         elif options.gradients == "auto":
             existing_bytes = bytes_on(device, gradients_of(resident))
-        piece = self.piece(device, given, existing_bytes)
-        total_bytes += existing_bytes + piece.others_bytes + cublas_bytes(device)
-        trace = self.trace(self.session, device, total_bytes, piece)
+        fixed_bytes = reserve_bytes(options.reserve) + existing_bytes + cublas_bytes(device)
+        piece = self.piece(device, given, existing_bytes, fixed_bytes)
+        total_bytes = bytes_on(device, resident) + fixed_bytes + piece.others_bytes
+        trace = self.trace(self.session, device, total_bytes, piece, self.held)
         trace.num_inputs = len(inputs)
         trace.shared_outputs = outputs_share_memory(graph)
         with compiling():
             if options.executor == "inductor":
                 code = compile_and_try(graph, inputs, trace, _identity(options))
-                return refusing_second_order(code, trace.check_backward)
-            return refusing_second_order(self.compile(graph, inputs, trace))
+                return watched(code, trace)
+            return watched(self.compile(graph, inputs, trace), trace)
 
-    def piece(self, device: torch.device, given: list[torch.Tensor], existing_bytes: int) -> Piece:
+    def piece(
+        self,
+        device: torch.device,
+        given: list[torch.Tensor],
+        existing_bytes: int,
+        fixed_bytes: int,
+    ) -> Piece:
         """What other pieces of the same call hold while this one runs forward or back."""
         frame = current_frame()
         earlier = sum(record.held_bytes for record in self.session.earlier(frame))
         mine = {id(tensor) for tensor in given}
         breaks = not self.session.options.fullgraph
         outside = [t for t in self.held() if id(t) not in mine] if breaks else []
-        others_bytes = earlier + gradient_bytes(device, outside)
-        return Piece(frame, others_bytes, gradient_bytes(device, given), existing_bytes)
+        return Piece(
+            frame,
+            others_bytes=earlier + gradient_bytes(device, outside),
+            earlier_bytes=earlier,
+            gradient_bytes=gradient_bytes(device, given),
+            existing_bytes=existing_bytes,
+            fixed_bytes=fixed_bytes,
+        )
 
     def compile(
         self, graph: fx.GraphModule, inputs: Sequence[Any], trace: "Trace"
@@ -116,22 +135,44 @@ class Backend:
         return compiled
 
 
+@dataclass(frozen=True)
+class Code:
+    """What runs one schedule of a graph: boxed callables."""
+
+    forward: Boxed
+    backward: Boxed | None = None
+
+
 class Trace:
-    """One graph on its way through AOTAutograd."""
+    """One graph on its way through AOTAutograd, and the code that runs it afterwards.
+
+    AOTAutograd gets callables that ask for the code each time, so that a plan can change between
+    steps. A backward runs the code that belongs to its own forward.
+    """
 
     def __init__(
-        self, session: Session, device: torch.device, resident_bytes: int, piece: Piece
+        self,
+        session: Session,
+        device: torch.device,
+        resident_bytes: int,
+        piece: Piece,
+        held: Callable[[], Iterable[torch.Tensor]] = tuple,
     ) -> None:
         self.session = session
         self.piece = piece
         self.device = device
         self.resident_bytes = resident_bytes
+        self.held = held
         self.record: GraphRecord | None = None
         self.target_bytes: int | None = None  # less than the budget, where code holds more
         self.written: frozenset[int] | None = None  # inputs that the step writes to
         self.num_inputs = 0
         self.shared_outputs = False  # some are views of others
         self.start_s = session.started_s or time.perf_counter()
+        self.planned: Planned | None = None  # kept where another schedule may follow
+        self.code: Code | None = None
+        self.running: Code | None = None  # that of the forward or backward in progress
+        self.codes: weakref.WeakKeyDictionary[Any, Code] = weakref.WeakKeyDictionary()
 
     def partition(
         self,
@@ -151,6 +192,7 @@ class Trace:
             resident_bytes=self.resident_bytes,
             device=self.device,
             name=self.session.name,
+            choose=make_lean if self.session.shares else make,
         )
         self.keep(planned, trace_s)
         return planned.graphs.forward, planned.graphs.backward
@@ -163,19 +205,37 @@ class Trace:
                 notes.append(tangent_note(name.removeprefix("tangents_"), size_bytes))
         if self.shared_outputs:
             notes.append(VIEWS_NOTE)
-        asked_bytes = self.session.options.budget.resolve(baseline_peak_bytes(planned.plan.problem))
-        plan = replace(planned.plan, budget_bytes=asked_bytes)
-        self.record = GraphRecord(plan, trace_s, planned.profile_s, tuple(notes), self.piece)
+        plan, shares = planned.plan, self.session.shares
+        if not shares:
+            budget_bytes = self.session.options.budget.resolve(baseline_peak_bytes(plan.problem))
+            plan = replace(plan, budget_bytes=budget_bytes)
+        self.record = GraphRecord(
+            plan,
+            trace_s,
+            planned.profile_s,
+            tuple(notes),
+            self.piece,
+            ends=ends_of(planned.analysis) if shares else None,
+            constant_bytes=plan.problem.resident_bytes - self.resident_bytes,
+        )
         primals = primals_of(planned.analysis.joint)
         if len(primals) == self.num_inputs:  # else AOTAutograd has merged or split some
             mutated = planned.analysis.joint.mutated
             self.written = frozenset(i for i, n in enumerate(primals) if n.name in mutated)
         self.session.graphs.append(self.record)
+        if shares:
+            self.planned, self.record.adopt = planned, self.adopt
 
     def aim(self, target_bytes: int) -> None:
         """Plan for less than the budget; the next partition takes the plan's place. [bytes]"""
         self.target_bytes = target_bytes
         self.session.graphs = [r for r in self.session.graphs if r is not self.record]
+
+    def adopt(self, schedule: Schedule) -> None:
+        """Let another schedule run from the next forward on."""
+        assert self.planned is not None  # only then can the record be asked to adopt one
+        graphs = rewritten(self.planned, schedule)
+        self.code = Code(boxed(graphs.forward), boxed(graphs.backward))
 
     def mark(self) -> None:
         """The graph runs now."""
@@ -185,22 +245,108 @@ class Trace:
             self.session.graphs.append(self.record)
         self.session.mark(self.record)
 
-    def forward_compiler(self, module: fx.GraphModule, _inputs: object) -> Boxed:
-        return boxed(module, before=self.mark)
+    def passed(self, args: Sequence[Any], outputs: Sequence[Any], context: object | None) -> None:
+        """A forward has run."""
+        if self.record is None:
+            return
+        if context is None:
+            self.record.adopt = None  # its backward could not tell which code is its own
+        elif self.running is not None:
+            self.codes[context] = self.running
+        shares = self.session.shares
+        arguments = [*seen(args, self.device), *seen(self.held(), self.device, numbered=False)]
+        returned = seen(outputs, self.device)
+        self.session.passed(
+            self.record, arguments if shares else (), returned if shares else (), context
+        )
 
-    def backward_compiler(self, module: fx.GraphModule, _inputs: object) -> Boxed:
-        return boxed(module, before=self.check_backward)
-
-    def check_backward(self) -> None:
-        """The backward is about to run."""
-        self.session.turn()
-        if self.record is not None and keeps_graph():
+    def turns(self, context: object) -> None:
+        """A backward starts."""
+        self.running = self.codes.get(context, self.running)
+        keeps = keeps_graph()
+        self.session.turn(context, keeps_graph=keeps)
+        if self.record is not None and keeps:
             self.record.check_retained()
         if self.record is not None and self.device.type == "cuda" and self.session.alone:
             self.record.check_entry(torch.cuda.memory_allocated(self.device))
 
+    def forward_compiler(self, module: fx.GraphModule, _inputs: object) -> Boxed:
+        """AOTAutograd's compiler of forwards."""
+        self.code = Code(boxed(module))
+        self._must_be_as_planned(module, backward=False)
+        return dispatching(self._forward)
+
+    def _forward(self) -> Boxed:
+        self.mark()
+        assert self.code is not None  # the forward has been compiled
+        self.running = self.code
+        return self.code.forward
+
+    def backward_compiler(self, module: fx.GraphModule, _inputs: object) -> Boxed:
+        """AOTAutograd's compiler of backwards; called when the first of them starts."""
+        first = boxed(module)
+        self._must_be_as_planned(module, backward=True)
+
+        def choose() -> Boxed:
+            of_forward = self.running.backward if self.running is not None else None
+            return of_forward or first
+
+        return dispatching(choose)
+
+    def _must_be_as_planned(self, module: fx.GraphModule, *, backward: bool) -> None:
+        """Where AOTAutograd has changed a graph's ends, no other schedule can take its place."""
+        if self.record is None or self.planned is None:
+            return
+        graphs = self.planned.graphs
+        mine = graphs.backward if backward else graphs.forward
+        unchecked = any(
+            node.meta.get("saved_tensor_with_no_vc_check")
+            for node in mine.graph.find_nodes(op="placeholder")
+        )
+        if unchecked or ends_of_code(module) != ends_of_code(mine):
+            self.record.adopt = None
+
     def inference_compiler(self, module: fx.GraphModule, _inputs: object) -> Boxed:
-        return boxed(module, before=self.mark)
+        """AOTAutograd's compiler of graphs without a backward."""
+        code = boxed(module)
+
+        def choose() -> Boxed:
+            self.mark()
+            return code
+
+        return dispatching(choose)
+
+
+def seen(values: Iterable[Any], device: torch.device, *, numbered: bool = True) -> list[Seen]:
+    """The storages behind values that are tensors on a device."""
+    found = []
+    for position, value in enumerate(values):
+        if (
+            isinstance(value, torch.Tensor)
+            and value.layout is torch.strided
+            and value.device == device
+        ):
+            alive = StorageWeakRef(value.untyped_storage())
+            size_bytes = round_up(value.untyped_storage().nbytes(), device)
+            found.append(Seen(position if numbered else -1, alive.cdata, size_bytes, alive))
+    return found
+
+
+def _is_given(value: object) -> bool:
+    """Is it certain that no piece of the same call has made it?"""
+    return isinstance(value, torch.Tensor) and value.is_leaf and value.requires_grad
+
+
+def storages_in(output: Any) -> list[Seen]:
+    """The storages behind the tensors of an output, however it is packed."""
+    tensors = tensors_in(output)
+    return [one for tensor in tensors for one in seen([tensor], tensor.device)]
+
+
+def ends_of_code(module: fx.GraphModule) -> tuple[int, int]:
+    """How many inputs and outputs a graph has."""
+    (output,) = module.graph.find_nodes(op="output")
+    return len(module.graph.find_nodes(op="placeholder")), len(output.args[0])
 
 
 class ReferenceTrace(Trace):

@@ -10,7 +10,7 @@ import torch
 from torch import fx, nn
 
 from fxremat.backend import compiled_session
-from fxremat.compiling import Backend, Trace, bytes_on, gradients_of
+from fxremat.compiling import Backend, Trace, bytes_on, gradients_of, storages_in
 from fxremat.errors import CaptureError, FxrematError, OptionError
 from fxremat.options import Options
 from fxremat.passes.failures import explain
@@ -131,6 +131,8 @@ class Installed:
             raise CaptureError(explain(error)) from error
         if self.session.options.keys is not None:
             output, _ = output
+        if self.session.shares:
+            self.session.call.leave(seen.key for seen in storages_in(output))
         return output
 
 

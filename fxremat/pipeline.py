@@ -30,6 +30,7 @@ from fxremat.planning import baseline_peak_bytes, make
 from fxremat.plans import Plan
 from fxremat.problem import RematProblem
 from fxremat.progress import PROFILING, SOLVING, Progress
+from fxremat.simulate import Schedule
 
 VERSIONS = (
     ("networkx", networkx.__version__),
@@ -48,12 +49,14 @@ class Planned:
         plan: What they follow.
         analysis: Of the joint graph.
         profile_s: Time to price the operations. [s]
+        decomposed: The graphs use only operators that Inductor does not decompose.
     """
 
     graphs: Split
     plan: Plan
     analysis: Analysis
     profile_s: float
+    decomposed: bool = False
 
 
 def partition(
@@ -64,6 +67,7 @@ def partition(
     resident_bytes: int,
     device: torch.device,
     name: str = "",
+    choose: "Callable[..., Plan]" = make,
 ) -> Planned:
     """Plan a joint graph and divide it.
 
@@ -74,6 +78,7 @@ def partition(
         resident_bytes: Held throughout besides the graph's constants. [bytes]
         device: Where the step runs.
         name: What it is, for people.
+        choose: Makes the plan: ``make``, or ``make_lean`` for one of several that share a budget.
 
     Returns:
         Both graphs and the plan.
@@ -87,10 +92,16 @@ def partition(
     )
     problem = posed.problem
     with progress.stage(SOLVING):
-        plan = make(problem, budget, solver=options.solver, time_limit_s=options.time_limit_s)
+        plan = choose(problem, budget, solver=options.solver, time_limit_s=options.time_limit_s)
     inductor = options.executor == "inductor"
-    rewritten = rewrite(posed.analysis, problem, plan.schedule, decomposed=inductor)
-    return Planned(split(rewritten), plan, posed.analysis, posed.profile_s)
+    graphs = split(rewrite(posed.analysis, problem, plan.schedule, decomposed=inductor))
+    return Planned(graphs, plan, posed.analysis, posed.profile_s, inductor)
+
+
+def rewritten(planned: Planned, schedule: Schedule) -> Split:
+    """Both graphs under another schedule of the same problem."""
+    problem, analysis = planned.plan.problem, planned.analysis
+    return split(rewrite(analysis, problem, schedule, decomposed=planned.decomposed))
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,11 @@ from fxremat.schedule import expand
 from fxremat.simulate import simulate
 from fxremat.solvers import SOLVERS
 from fxremat.solvers.floor import FLOOR_LIMIT_S, floor
+from fxremat.solvers.lean import lean
 
 log = logging.getLogger("fxremat")
+
+UNLIMITED = 1 << 62  # where the budget is a share of something that is not known yet
 
 
 @lru_cache(maxsize=64)
@@ -91,6 +94,33 @@ def make(
             f"{budget_bytes:,} bytes; please report this problem."
         )
     return _finish(plan)
+
+
+def make_lean(
+    problem: RematProblem, budget: Budget, *, solver: str = "auto", time_limit_s: float = 60.0
+) -> Plan:
+    """Plan a step that others share the budget with: it keeps little for its backward.
+
+    Args:
+        problem: The step; what others hold is resident.
+        budget: Bytes; under a percentage, which is of something else, there is no limit yet.
+        solver: As for ``make``, which is asked where no lean plan is found.
+        time_limit_s: For solving. [s]
+
+    Returns:
+        The plan.
+
+    Raises:
+        InfeasibleBudgetError: As ``make`` does.
+    """
+    budget_bytes = budget.bytes_ if budget.bytes_ is not None else UNLIMITED
+    _check_solver(solver)
+    start_s = time.perf_counter()
+    solution = lean(problem, budget_bytes, time_limit_s=time_limit_s)
+    if solution.schedule is None:
+        return make(problem, budget_bytes, solver=solver, time_limit_s=time_limit_s)
+    solve_s = time.perf_counter() - start_s
+    return _finish(make_plan(problem, budget_bytes, solution, solver="lean", solve_s=solve_s))
 
 
 def _check_solver(solver: str) -> None:

@@ -1,136 +1,19 @@
 """What one optimised module or function knows: its options, its graphs, which of them ran last."""
 
+import gc
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from fxremat.budget import format_bytes
 from fxremat.errors import FxrematError, InfeasibleBudgetError, OverBudgetError
 from fxremat.options import Options
-from fxremat.planning import baseline_peak_bytes, floor_plan
 from fxremat.plans import Plan
-from fxremat.problem import Kind
-from fxremat.reporting import GraphReport, RematReport, graph_report, remat_report
-from fxremat.simulate import simulate
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A graph as one of several that a call runs, where graph breaks are accepted.
-
-    Attributes:
-        frame: Dynamo's number of the code that the graph comes from.
-        others_bytes: What other pieces of the call were assumed to hold; part of resident. [bytes]
-        gradient_bytes: Gradients of its leaf inputs, there once it has been run back. [bytes]
-        existing_bytes: Gradients that it was planned to find; part of resident. [bytes]
-    """
-
-    frame: int = -1
-    others_bytes: int = 0
-    gradient_bytes: int = 0
-    existing_bytes: int = 0
-
-
-UNSPLIT_BYTES = 1 << 20  # c10/cuda/CUDACachingAllocator: a rest up to this stays with its block
-
-
-@dataclass
-class GraphRecord:
-    """One captured graph with the plan that runs it."""
-
-    plan: Plan
-    trace_s: float
-    profile_s: float
-    notes: tuple[str, ...]
-    piece: Piece = Piece()
-    differentiated: bool = True
-    _report: GraphReport | None = None
-
-    @cached_property
-    def held_bytes(self) -> int:
-        """Held for this graph between its forward and its backward. [bytes]"""
-        problem = self.plan.problem
-        tangents_bytes = sum(s.size_bytes for s in problem.storages if s.kind is Kind.TANGENT)
-        return self.plan.simulation.entry_bytes - problem.resident_bytes - tangents_bytes
-
-    @cached_property
-    def retained_peak_bytes(self) -> int:
-        """Peak of a backward that keeps what was saved, resident bytes included. [bytes]"""
-        return simulate(self.plan.problem, self.plan.schedule, retain_graph=True).peak_bytes
-
-    def check_retained(self) -> None:
-        """A backward with ``retain_graph=True`` is about to run.
-
-        Raises:
-            InfeasibleBudgetError: It would pass the budget.
-        """
-        if self.retained_peak_bytes > self.plan.budget_bytes:
-            raise InfeasibleBudgetError(
-                f"backward(retain_graph=True) keeps every saved value until it ends: that takes "
-                f"{self.retained_peak_bytes:,} bytes, more than the budget of "
-                f"{self.plan.budget_bytes:,} bytes. Raise the budget to "
-                f"{self.retained_peak_bytes:,} "
-                "bytes, or let the backward free the graph.",
-                self.plan.budget_bytes,
-                self.retained_peak_bytes,
-            )
-
-    def check_entry(self, held_bytes: int) -> None:
-        """A backward is about to run on a device that holds so many bytes.
-
-        The allocator may hand out blocks larger than asked for, by up to ``UNSPLIT_BYTES`` each.
-
-        Raises:
-            OverBudgetError: The device holds more than the plan knows of, and with that the rest of
-                the backward would pass the budget.
-        """
-        simulation = self.plan.simulation
-        more_bytes = held_bytes - simulation.entry_bytes
-        sizes = [self.plan.problem.storages[g].size_bytes for g in simulation.saved]
-        slack_bytes = UNSPLIT_BYTES * sum(size_bytes > UNSPLIT_BYTES for size_bytes in sizes)
-        rest_bytes = max(simulation.live_bytes[len(self.plan.schedule.forward) :])
-        if more_bytes <= slack_bytes or rest_bytes + more_bytes <= self.plan.budget_bytes:
-            return
-        raise OverBudgetError(
-            f"the device holds {held_bytes:,} bytes as the backward starts, and the plan knows of "
-            f"{simulation.entry_bytes:,}: with the other {more_bytes:,} bytes the backward would "
-            f"pass the budget of {self.plan.budget_bytes:,} bytes. Say reserve={more_bytes}, or "
-            "free what others hold.",
-            held_bytes,
-            self.plan.budget_bytes,
-        )
-
-    @property
-    def report(self) -> GraphReport:
-        """Its report, made once."""
-        if self._report is None:
-            problem = self.plan.problem
-            self._report = graph_report(
-                self.plan,
-                baseline_peak_bytes=baseline_peak_bytes(problem),
-                find_floor_bytes=lambda: floor_plan(problem).peak_bytes,
-                trace_s=self.trace_s,
-                profile_s=self.profile_s,
-                notes=self.notes,
-                differentiated=self.differentiated,
-            )
-        return self._report
-
-    def report_with(self, existing_bytes: int) -> GraphReport:
-        """Its report for a call that found gradients; a plan that has room for them still runs."""
-        report, more_bytes = self.report, existing_bytes - self.piece.existing_bytes
-        if more_bytes <= 0:
-            return report
-        return replace(
-            report,
-            resident_bytes=report.resident_bytes + more_bytes,
-            baseline_peak_bytes=report.baseline_peak_bytes + more_bytes,
-            predicted_peak_bytes=report.predicted_peak_bytes + more_bytes,
-            entry_bytes=report.entry_bytes + more_bytes,
-            find_floor_bytes=lambda: report.floor_bytes + more_bytes,
-        )
+from fxremat.records import GraphRecord
+from fxremat.reporting import RematReport, remat_report
+from fxremat.together import Call, Seen, Together, together
 
 
 @dataclass
@@ -141,35 +24,62 @@ class Session:
         options: What was asked for.
         name: What was optimised, for people.
         graphs: Every graph captured, in order.
-        ran: The graphs that the last call ran, in order.
+        call: The call in progress, or the last one.
+        known: The kinds of call whose pieces have been planned together.
         told: Whether ``begin`` says where a call starts; ``torch.compile`` does not.
         on_inputs: Told the names and values of a graph's inputs before it first runs.
         started_s: When the trace in progress began. [s]
-        existing_bytes: Gradients that the last call found. [bytes]
         alone: Nobody else's tensors are on the device, so what it holds can be compared.
+        waiting: Autograd nodes of forwards whose backward has not run -> the number of their call,
+            and what they hold. [bytes]
     """
 
     options: Options
     name: str = ""
     graphs: list[GraphRecord] = field(default_factory=list)
-    ran: list[GraphRecord] = field(default_factory=list)
+    call: Call = field(default_factory=Call)
+    known: list[Together] = field(default_factory=list)
     on_inputs: Callable[[Sequence[tuple[str, Any]]], None] = lambda found: None
     started_s: float = 0.0
     told: bool = False
     turned: bool = False  # a backward has begun since the last forward
-    existing_bytes: int = 0
     alone: bool = True
+    number: int = 0  # of the call
+    waiting: "weakref.WeakKeyDictionary[Any, tuple[int, int]]" = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
+
+    @property
+    def shares(self) -> bool:
+        """May a call run several graphs, which are to be planned together?"""
+        return not self.options.fullgraph and self.options.executor == "eager"
+
+    @property
+    def ran(self) -> list[GraphRecord]:
+        """The graphs that the last call ran, in order."""
+        return self.call.ran
+
+    @property
+    def existing_bytes(self) -> int:
+        """Gradients that the last call found. [bytes]"""
+        return self.call.existing_bytes
 
     def begin(self, existing_bytes: int) -> None:
         """A call starts, and finds gradients of so many bytes."""
-        self.ran = []
-        self.existing_bytes = existing_bytes
+        self._next(existing_bytes)
         self.told = True
         self.started_s = time.perf_counter()
 
-    def turn(self) -> None:
-        """A backward starts."""
+    def _next(self, existing_bytes: int = 0) -> None:
+        self.settle()
+        self.call = Call(existing_bytes=existing_bytes)
+        self.number += 1
+
+    def turn(self, context: object, *, keeps_graph: bool) -> None:
+        """A backward starts; unless the graph is kept, its forward waits no more."""
         self.turned = True
+        if not keeps_graph:
+            self.waiting.pop(context, None)
 
     def earlier(self, frame: int) -> list[GraphRecord]:
         """The pieces of the call in progress that have run when code of a frame comes next.
@@ -177,7 +87,7 @@ class Session:
         Where nobody tells, a call starts after a backward, or when a frame comes again.
         """
         if not self.told and (self.turned or any(r.piece.frame == frame for r in self.ran)):
-            self.ran = []
+            self._next()
         self.turned = False
         return self.ran
 
@@ -185,28 +95,88 @@ class Session:
         """A graph starts to run.
 
         Raises:
-            InfeasibleBudgetError: It would take the pieces of this call over the budget together.
+            InfeasibleBudgetError: It would take the pieces of this call, or the forwards that wait
+                for their backward, over the budget together.
             OverBudgetError: Gradients exist that the plan took for freed, and there is no room.
         """
         more_bytes = self.existing_bytes - record.piece.existing_bytes
         if record.differentiated and more_bytes > 0:
             _check_gradients(record.plan, more_bytes)
         ran = [*self.earlier(record.piece.frame), record]
-        held_bytes, gradient_bytes = 0, sum(r.piece.gradient_bytes for r in ran)
-        for each in ran if len(ran) > 1 else ():
-            gradient_bytes -= each.piece.gradient_bytes  # those of later pieces, run back before it
-            more_bytes = held_bytes + gradient_bytes - each.piece.others_bytes
-            if each.differentiated:
-                _check_piece(each.plan, each.plan.peak_bytes + more_bytes)
-            held_bytes += each.held_bytes
-        self.ran = ran
+        known = self._following(tuple(r.key for r in ran if r.differentiated))
+        if record.differentiated:
+            self._check_waiting(known.record if known is not None else record)
+        if known is None and len(ran) > 1:
+            _check_pieces(ran)
+        self.call.ran.append(record)
 
-    def only_plan(self) -> Plan:
-        """The plan of the last call, which ran one graph.
+    def passed(
+        self,
+        record: GraphRecord,
+        arguments: Iterable[Seen],
+        outputs: Iterable[Seen],
+        context: object | None,
+    ) -> None:
+        """A graph has run forward; its context lives until its backward cannot run any more."""
+        if not record.differentiated:
+            return
+        if self.shares:
+            self.call.passed(record, arguments, outputs)
+        if context is not None:
+            self.waiting[context] = (self.number, record.flight_bytes)
+
+    def settle(self) -> None:
+        """Plan the pieces of the last call together, once for each kind of call.
 
         Raises:
-            FxrematError: It ran several, or none.
+            InfeasibleBudgetError: A percentage of the baseline turned out to be too little.
         """
+        if self.shares and self.call.pieces and self._found() is None:
+            planned = together(self.call, self.options, self.known)
+            if planned is not None:
+                self.known.append(planned)
+
+    def _found(self) -> Together | None:
+        """The plan of all pieces of the last call."""
+        key = self.call.key
+        return next((t for t in self.known if tuple(r.key for r in t.records) == key), None)
+
+    def _following(self, ran: tuple[int, ...]) -> Together | None:
+        """A kind of call that begins like this one and is planned within the budget."""
+        for each in self.known:
+            plan = each.record.plan
+            begins = tuple(r.key for r in each.records[: len(ran)]) == ran
+            if begins and plan.peak_bytes <= plan.budget_bytes:
+                return each
+        return None
+
+    def _check_waiting(self, record: GraphRecord) -> None:
+        """Is there room beside forwards of other calls that wait for their backward?"""
+        if self._waiting_bytes() and not self._fits(record):
+            gc.collect()  # a cycle may keep what nobody can run back any more
+            if not self._fits(record):
+                _refuse_another(record, len(self._waiting_calls()), self._waiting_bytes())
+
+    def _fits(self, record: GraphRecord) -> bool:
+        planned_bytes = (record.plan.problem.in_flight - 1) * record.flight_bytes
+        more_bytes = self._waiting_bytes() - planned_bytes
+        return record.plan.peak_bytes + more_bytes <= record.plan.budget_bytes
+
+    def _waiting_calls(self) -> set[int]:
+        return {number for number, _ in self.waiting.values()} - {self.number}
+
+    def _waiting_bytes(self) -> int:
+        return sum(held for number, held in self.waiting.values() if number != self.number)
+
+    def only_plan(self) -> Plan:
+        """The plan of the last call: of its one graph, or of all its pieces together.
+
+        Raises:
+            FxrematError: It ran none, or several without one plan.
+        """
+        found = self._found() if self.shares else None
+        if found is not None:
+            return found.record.plan
         if len(self.ran) != 1:
             raise FxrematError(
                 f"{self.name} ran {len(self.ran)} planned graphs in one call; this needs "
@@ -226,8 +196,37 @@ class Session:
                 "made in "
                 "the first call. Call it once, then ask for the report."
             )
-        ran = [record.report_with(self.existing_bytes) for record in self.ran]
+        self.settle()
+        found = self._found() if self.shares else None
+        records = self.ran if found is None else [found.record]
+        ran = [record.report_with(self.existing_bytes) for record in records]
         return remat_report(ran, [record.report for record in self.graphs])
+
+
+def _check_pieces(ran: list[GraphRecord]) -> None:
+    """Do the pieces that have run, each under a plan of its own, fit together?"""
+    held_bytes, gradient_bytes = 0, sum(r.piece.gradient_bytes for r in ran)
+    for each in ran:
+        gradient_bytes -= each.piece.gradient_bytes  # those of later pieces, run back before it
+        more_bytes = held_bytes + gradient_bytes - each.piece.others_bytes
+        if each.differentiated:
+            _check_piece(each.plan, each.plan.peak_bytes + more_bytes)
+        held_bytes += each.held_bytes
+
+
+def _refuse_another(record: GraphRecord, count: int, held_bytes: int) -> None:
+    plan, in_flight = record.plan, record.plan.problem.in_flight
+    peak_bytes = plan.peak_bytes + held_bytes - (in_flight - 1) * record.flight_bytes
+    fits = in_flight + (plan.budget_bytes - plan.peak_bytes) // max(1, record.flight_bytes)
+    raise InfeasibleBudgetError(
+        f"{count} earlier forward{'s wait' if count > 1 else ' waits'} for a backward and "
+        f"hold{'' if count > 1 else 's'} {held_bytes:,} bytes: with this one the peak would be "
+        f"{peak_bytes:,} bytes, above the budget of {plan.budget_bytes:,} bytes. The plan has room "
+        f"for {fits} at once. Run their backward first, drop their outputs, or put evaluations "
+        f"under torch.no_grad(); where {count + 1} are meant, say in_flight={count + 1}.",
+        plan.budget_bytes,
+        peak_bytes,
+    )
 
 
 def _check_gradients(plan: Plan, more_bytes: int) -> None:

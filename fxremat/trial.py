@@ -22,7 +22,7 @@ from fxremat.passes.joint import copy_graph
 from fxremat.passes.meter import measure_peak
 from fxremat.passes.seeding import seeded_loss, unit
 from fxremat.passes.tracing import compiling
-from fxremat.session import GraphRecord
+from fxremat.records import GraphRecord
 
 ATTEMPTS = 4
 log = logging.getLogger("fxremat")

@@ -232,6 +232,9 @@ def _check(both: _Verification, steps: int, repeats: int) -> Check:
     options = both.options
     try:
         got = both.observe(both.planned, steps)
+        if both.planned.session.shares:  # the first call showed the pieces, now their plan runs
+            both.planned.session.settle()
+            got = both.observe(both.planned, steps)
         plan = both.planned.session.only_plan()
         _room_for_reference(both.planned.session)
         expected = both.observe(both.reference, steps)

@@ -22,25 +22,26 @@ except ImportError as error:  # pragma: no cover - depends on the release of tor
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
 
-def boxed(module: fx.GraphModule, before: Callable[[], None] | None = None) -> Boxed:
+def boxed(module: fx.GraphModule) -> Boxed:
     """Make a boxed callable of a graph.
 
     Args:
         module: The graph; its code is generated anew.
-        before: Called each time, before the graph runs.
 
     Returns:
         A callable that takes its arguments in one list, empties the list, and returns a sequence.
     """
     module.graph.set_codegen(_BoxedCodeGen())
     module.recompile()
-    forward = module.forward
+    code: Boxed = module.forward
+    return dispatching(lambda: code)
+
+
+def dispatching(choose: Callable[[], Boxed]) -> Boxed:
+    """A boxed callable that asks each time which code to run."""
 
     def run(args: list[Any]) -> Sequence[Any]:
-        if before is not None:
-            before()
-        result: Sequence[Any] = forward(args)
-        return result
+        return choose()(args)
 
     run._boxed_call = True  # type: ignore[attr-defined]  # why: torch looks for it on the instance
     return run

@@ -1,0 +1,82 @@
+"""The autograd node behind a compiled graph: who it belongs to, when its backward starts, its end.
+
+Private to torch: AOTAutograd's autograd functions are instances of ``BackwardCFunction``, which are
+their own contexts, die with the graph that leads to them, and run hooks before their backward.
+
+The engine runs the hooks of a node with gradients on exactly if ``create_graph=True``: second
+derivatives are refused there, when the backward starts, not when terms are missing.
+"""
+
+import functools
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch.autograd.function import BackwardCFunction
+
+from fxremat.errors import UnsupportedGraphError
+
+_DEPTH = 32  # views between an output and the node that made it
+
+
+class Watcher(Protocol):
+    """Is told what happens to one compiled graph."""
+
+    def passed(self, args: Sequence[Any], outputs: Sequence[Any], context: object) -> None:
+        """A forward has run; without a backward its context is None."""
+
+    def turns(self, context: object) -> None:
+        """The backward of a context starts."""
+
+
+def watched(compiled: Callable[..., Any], watcher: Watcher) -> Callable[..., Any]:
+    """Let a watcher know of each forward and backward of a compiled graph.
+
+    Args:
+        compiled: Takes the graph's inputs, returns its outputs.
+        watcher: Is told.
+
+    Returns:
+        The same, with a hook on the autograd node of each call.
+    """
+
+    @functools.wraps(compiled)
+    def run(*args: Any) -> Any:
+        before = {id(node): node for node in _nodes(args)}  # nodes are kept, so ids stay theirs
+        outputs = compiled(*args)
+        returned = outputs if isinstance(outputs, list | tuple) else (outputs,)
+        found = _nodes((*returned, *args))
+        context = next((n for n in found if id(n) not in before), None)
+        watcher.passed(args, returned, context)
+        if context is not None:
+            reference = weakref.ref(context)  # the node holds its hooks
+            context.register_prehook(lambda _: _turn(watcher, reference()))
+        return outputs
+
+    shielded: Callable[..., Any] = torch._dynamo.disable(run, reason="runs outside the trace")
+    return shielded
+
+
+def _turn(watcher: Watcher, context: object) -> None:
+    if torch.is_grad_enabled():
+        raise UnsupportedGraphError(
+            "backward(create_graph=True) asks for a graph of the backward, and fxremat plans first "
+            "derivatives only. Run steps that need second derivatives unoptimised: "
+            "fxremat.restore(model)."
+        )
+    watcher.turns(context)
+
+
+def _nodes(values: Iterable[Any]) -> list[BackwardCFunction]:
+    """The nodes of compiled graphs that lie next behind some tensors, through views."""
+    found: dict[int, BackwardCFunction] = {}
+    for value in values:
+        node = value.grad_fn if isinstance(value, torch.Tensor) else None
+        for _ in range(_DEPTH):
+            if node is None or isinstance(node, BackwardCFunction):
+                break
+            node = node.next_functions[0][0] if node.next_functions else None
+        if isinstance(node, BackwardCFunction):
+            found.setdefault(id(node), node)
+    return list(found.values())
