@@ -130,9 +130,11 @@ def _problem(data: object) -> RematProblem:
     _check_indices(values)
     _check_names(values)
     try:
-        return RematProblem(**values)
+        problem = RematProblem(**values)
     except ValueError as error:
         raise _WrongFieldError("operations", str(error)) from error
+    _check_makers(problem)
+    return problem
 
 
 def _decode_fields(cls: type, data: dict[str, object], where: str) -> dict[str, Any]:
@@ -205,8 +207,27 @@ def _check_indices(values: dict[str, Any]) -> None:
             _check_range(item.creates, num_storages, f"{group}[{i}].creates")
     for i, replay in enumerate(values["replays"]):
         _check_range((replay.operation,), num_operations, f"replays[{i}].operation", "operation")
-    for group in ("outputs", "gradients"):
-        _check_range(values[group], num_storages, group)
+    for group in ("outputs", "gradients", "updates"):
+        _check_range(values.get(group, ()), num_storages, group)
+
+
+def _check_makers(problem: RematProblem) -> None:
+    """What is read must have been made by then, else no schedule could run."""
+    late = set()
+    for g, storage in enumerate(problem.storages):
+        maker = storage.producer
+        if storage.kind is Kind.VALUE and g not in problem.operations[maker].creates:
+            raise _WrongFieldError(
+                f"operations[{maker}].creates",
+                f"storage {g} names this operation as its producer, and is not among them",
+            )
+        if storage.kind is Kind.TANGENT or maker >= problem.num_forward:
+            late.add(g)
+    reads = {f"operations[{i}].reads": o.reads for i, o in enumerate(problem.forward)}
+    for where, found in {**reads, "outputs": problem.outputs, "updates": problem.updates}.items():
+        for g in found:
+            if g in late:
+                raise _WrongFieldError(where, f"storage {g} is not there before the backward")
 
 
 def _check_range(indices: Sequence[int], count: int, where: str, what: str = "storage") -> None:

@@ -94,7 +94,9 @@ def test_a_process_killed_while_it_writes_leaves_the_file_whole(tmp_path: Path) 
 
 def test_drafts_of_killed_processes_are_removed_when_they_are_old(tmp_path: Path) -> None:
     path = tmp_path / "costs[1].json"  # a name that is a pattern too
-    old, young, other = (tmp_path / f".{name}" for name in (f"{path.name}.a", f"{path.name}.b", "c"))
+    old, young, other = (
+        tmp_path / f".{name}" for name in (f"{path.name}.a", f"{path.name}.b", "c")
+    )
     for draft in (old, young, other):
         draft.write_text("{")
     for draft in (old, other):
