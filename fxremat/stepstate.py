@@ -1,6 +1,6 @@
 """Everything that a step may change: kept, put back, and seen after it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -93,7 +93,8 @@ class StepState:
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What to call the step with; new stand-ins each time."""
-        made: dict[str, torch.Tensor] = {n: _Again.apply(v) for n, v in self.leaves.items()}
+        copy: Callable[[torch.Tensor], torch.Tensor] = _Again.apply
+        made = {name: copy(leaf) for name, leaf in self.leaves.items()}
         self.stand_ins = made
 
         def stand_in(value: Any) -> Any:
