@@ -121,6 +121,7 @@ def update_twice(graphs: Split) -> None:
     """Average the mean of a batch into the running mean a second time."""
     graph = graphs.forward.graph
     norm = named(graph, "native_batch_norm")
+    assert callable(norm.target)
     assert "functional" in str(norm.target)
     first = next(n for n in norm.users if n.args[1] == 3)
     with graph.inserting_after(first):

@@ -120,6 +120,8 @@ def test_a_computed_argument_inside_an_object_is_refused_in_words() -> None:
 class Replacing(nn.Module):
     """Gives its buffer a new tensor in every forward."""
 
+    mean: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 4)
