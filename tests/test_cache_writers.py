@@ -2,10 +2,13 @@
 
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+import pytest
 
 from fxremat.costtable import STALE_S, Cost, CostTable, load
 
@@ -40,7 +43,6 @@ def start(script: str, *arguments: str) -> "subprocess.Popen[str]":
 def test_a_process_killed_while_it_writes_leaves_the_file_whole(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     chance = random.Random(3)
-    drafts = 0
     for _ in range(8):
         with start(WRITER, str(path)) as writer:
             assert writer.stdout is not None
@@ -52,8 +54,46 @@ def test_a_process_killed_while_it_writes_leaves_the_file_whole(tmp_path: Path) 
         table = load(path)
         assert len(table) == 4
         assert len({cost.cost_ns for cost in table.costs.values()}) == 1  # of one write
-        drafts = len(list(tmp_path.iterdir())) - 1
-    assert drafts, "no process was hit while it wrote: the test shows nothing"
+
+
+DYING = """
+import os, signal, sys
+from pathlib import Path
+from fxremat.costtable import Cost, CostTable
+
+def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+class Half:
+    def __init__(self, file): self.file = file
+    def __enter__(self): return self
+    def __exit__(self, *_): die()
+    def write(self, text):
+        self.file.write(text[: len(text) // 2])
+        self.file.flush()
+        die()
+
+fdopen = os.fdopen
+if sys.argv[2] == "half":
+    os.fdopen = lambda *a, **k: Half(fdopen(*a, **k))
+else:
+    Path.replace = die
+CostTable({"new": Cost(2)}, kind="measured").save(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("stage", ["half", "whole"])
+def test_a_process_killed_before_the_file_is_in_place_leaves_the_old_one(
+    stage: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "costs.json"
+    CostTable({"old": Cost(1)}, kind="measured").save(path)
+    with start(DYING, str(path), stage) as writer:
+        assert writer.wait() == -signal.SIGKILL
+    assert dict(load(path).costs) == {"old": Cost(1)}
+    assert len(list(tmp_path.iterdir())) == 2  # with the draft of the dead
+    a_table(1).save(path)
+    assert len(load(path)) == 2000
 
 
 def test_drafts_of_killed_processes_are_removed_when_they_are_old(tmp_path: Path) -> None:
