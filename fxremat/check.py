@@ -1,46 +1,24 @@
-"""What ``verify`` found, and how two runs of one step are compared: bit for bit."""
+"""What ``verify`` found: one property and one error for each thing that is promised."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import torch
 from tabulate import tabulate
 
 from fxremat.budget import format_bytes
+from fxremat.comparing import same_bits
 from fxremat.errors import (
     BuffersDifferError,
     GradientsDifferError,
     InputsDifferError,
     OutputsDifferError,
     OverBudgetError,
+    PeakDiffersError,
     RandomStateDiffersError,
     VerificationError,
 )
 
-# Inductor fuses what stands together, and a plan moves things apart: sums may then round otherwise.
-INDUCTOR_EPSILONS = (
-    256  # allowed difference, in units of the type's epsilon times the largest value
-)
-
-
-@dataclass(frozen=True)
-class Observed:
-    """Everything that one run of a step showed, by name.
-
-    Attributes:
-        outputs: What the forward returned.
-        gradients: Gradients of parameters and arguments; None where there is none.
-        buffers: Buffers after the step.
-        inputs: Arguments after the step.
-        generators: States of the generators after the step.
-    """
-
-    outputs: Mapping[str, torch.Tensor | None]
-    gradients: Mapping[str, torch.Tensor | None]
-    buffers: Mapping[str, torch.Tensor | None]
-    inputs: Mapping[str, torch.Tensor | None]
-    generators: Mapping[str, torch.Tensor | None]
-
+__all__ = ["Check", "same_bits"]
 
 RULES: dict[str, type[VerificationError]] = {
     "outputs": OutputsDifferError,
@@ -65,10 +43,18 @@ class Check:
         step_s: Median time of the planned step, measured alternately. [s]
         step_spread: (max - min) / median of the planned step's times.
         extra_calls: Operator calls more than the unrewritten step.
-        max_abs_diff: For each value that differs in a bit, the largest difference.
-        differing: For each rule, the values that differ in a bit.
+        max_abs_diff: For each value that differs, the largest difference; 0 where its bits are
+            equal and something else differs.
+        differing: For each rule, the values that differ in a bit, or in what else a caller can
+            see of them: type, strides, need of a gradient, what shares their memory.
         beyond_bound: Values that differ by more than the executor's bound.
         bound: The bound in words.
+        words: What differs of each value.
+        measured_end_bytes: Held after the planned step, resident bytes included. [bytes]
+        predicted_end_bytes: What the plan says about that. [bytes]
+        uncounted: What may hold memory beside the plan, in words; empty where nothing does, so
+            that measured bytes must not be above predicted ones.
+        notes: For people.
     """
 
     executor: str
@@ -84,7 +70,10 @@ class Check:
     differing: Mapping[str, tuple[str, ...]]
     beyond_bound: tuple[str, ...]
     bound: str
-    over_by_caller_bytes: int = 0
+    words: Mapping[str, str] = field(default_factory=dict)
+    measured_end_bytes: int = 0
+    predicted_end_bytes: int = 0
+    uncounted: str = ""
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -114,13 +103,22 @@ class Check:
 
     @property
     def within_budget(self) -> bool:
-        """The measured peak, less what the caller's own loss held, is within the budget."""
-        return self.measured_peak_bytes - self.over_by_caller_bytes <= self.budget_bytes
+        """The measured peak is within the budget."""
+        return self.measured_peak_bytes <= self.budget_bytes
+
+    @property
+    def as_predicted(self) -> bool:
+        """The step holds, and leaves, no more than the plan says, or something is not counted."""
+        return bool(self.uncounted) or (
+            self.measured_peak_bytes <= self.predicted_peak_bytes
+            and self.measured_end_bytes <= self.predicted_end_bytes
+        )
 
     @property
     def ok(self) -> bool:
-        """Values within the executor's bound, generators equal, in budget."""
-        return not self.beyond_bound and self.rng_equal and self.within_budget
+        """Values within the executor's bound, generators equal, in budget and as predicted."""
+        equal = not self.beyond_bound and self.rng_equal
+        return equal and self.within_budget and self.as_predicted
 
     def raise_if_broken(self) -> None:
         """Raise the error of the first rule that does not hold.
@@ -131,25 +129,46 @@ class Check:
         for rule, error in RULES.items():
             broken = [name for name in self.differing[rule] if name in self.beyond_bound]
             if broken:
-                lines = tuple(
-                    f"{name}: largest difference {self.max_abs_diff.get(name, float('nan')):.3g}"
-                    for name in broken
-                )
+                lines = tuple(f"{name}: {self.words.get(name, 'it differs')}" for name in broken)
                 raise error(
                     f"{rule} differ from the unrewritten step ({len(broken)} values; the "
                     f"first: {lines[0]}). "
                     "The plan is not used; please report this model.",
                     lines,
                 )
-        if not self.within_budget:
-            raise OverBudgetError(
-                f"the step held {self.measured_peak_bytes:,} bytes, more than the budget of "
-                f"{self.budget_bytes:,} bytes and than the {self.predicted_peak_bytes:,} "
-                "predicted. "
-                "Please report this model.",
-                self.measured_peak_bytes,
-                self.budget_bytes,
-            )
+        self._raise_if_over_budget()
+        self._raise_if_not_predicted()
+
+    def _raise_if_over_budget(self) -> None:
+        if self.within_budget:
+            return
+        remedy = "Please report this model."
+        if self.uncounted:
+            remedy = f"Not counted by the plan: {self.uncounted}. Name its bytes with reserve=."
+        raise OverBudgetError(
+            f"the step held {self.measured_peak_bytes:,} bytes, more than the budget of "
+            f"{self.budget_bytes:,} bytes and than the {self.predicted_peak_bytes:,} "
+            f"predicted. {remedy}",
+            self.measured_peak_bytes,
+            self.budget_bytes,
+        )
+
+    def _raise_if_not_predicted(self) -> None:
+        if self.as_predicted:
+            return
+        measured_bytes, predicted_bytes = self.measured_peak_bytes, self.predicted_peak_bytes
+        what = "held"
+        if measured_bytes <= predicted_bytes:
+            measured_bytes, predicted_bytes = self.measured_end_bytes, self.predicted_end_bytes
+            what = "left behind"
+        raise PeakDiffersError(
+            f"the step {what} {measured_bytes:,} bytes, more than the {predicted_bytes:,} "
+            f"predicted, though less than the budget of {self.budget_bytes:,} bytes. The plan is "
+            "not used; please report this model, or look for code of your own that allocates "
+            "meanwhile.",
+            measured_bytes,
+            predicted_bytes,
+        )
 
     def __str__(self) -> str:
         """A table for people."""
@@ -171,62 +190,3 @@ class Check:
 
 def _verdict(names: tuple[str, ...]) -> str:
     return "bitwise equal" if not names else f"{len(names)} differ: {', '.join(names[:4])}"
-
-
-def compare(
-    reference: Observed, got: Observed, executor: str
-) -> tuple[dict[str, tuple[str, ...]], dict[str, float], tuple[str, ...]]:
-    """Compare two runs.
-
-    Returns:
-        For each rule the values that differ in a bit; their largest differences; those beyond the
-        executor's bound.
-    """
-    differing: dict[str, tuple[str, ...]] = {}
-    largest: dict[str, float] = {}
-    beyond: list[str] = []
-    for rule in RULES:
-        expected, found = getattr(reference, rule), getattr(got, rule)
-        names = [n for n in {**expected, **found} if not same_bits(expected.get(n), found.get(n))]
-        differing[rule] = tuple(names)
-        for name in names:
-            largest[name] = _difference(expected.get(name), found.get(name))
-            if largest[name] > _allowed(expected.get(name), executor) or rule == "generators":
-                beyond.append(name)
-    return differing, largest, tuple(beyond)
-
-
-def same_bits(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
-    """Are two tensors equal bit for bit, NaNs too, or both absent?"""
-    if a is None or b is None:
-        return a is b
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    if a.numel() == 0:
-        return True
-    return torch.equal(
-        a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8)
-    )
-
-
-def _difference(a: torch.Tensor | None, b: torch.Tensor | None) -> float:
-    if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
-        return float("inf")
-    wide = torch.complex128 if a.is_complex() else torch.float64
-    found = (a.to(wide) - b.to(wide)).abs().max().item()
-    return float("inf") if found != found else float(found)
-
-
-def _allowed(reference: torch.Tensor | None, executor: str) -> float:
-    """The largest difference that the executor may show; below 0 for none at all."""
-    if executor == "eager" or reference is None or not reference.is_floating_point():
-        return -1.0
-    scale = max(1.0, reference.abs().max().item()) if reference.numel() else 1.0
-    return INDUCTOR_EPSILONS * torch.finfo(reference.dtype).eps * scale
-
-
-def bound_in_words(executor: str) -> str:
-    """What is promised for an executor."""
-    if executor == "eager":
-        return "bit for bit"
-    return f"within {INDUCTOR_EPSILONS} epsilons of the largest value, generators bit for bit"

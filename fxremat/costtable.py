@@ -4,10 +4,13 @@ A key is the text of one call: operator, sizes, strides, types, constants, devic
 one entry. The table knows where its numbers come from and which of them are guesses.
 """
 
+import glob
 import json
 import os
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -15,6 +18,8 @@ from types import MappingProxyType
 from fxremat.errors import FxrematError, OptionError
 
 SCHEMA_VERSION = 1
+LARGEST = 2**53  # of bytes and nanoseconds: solvers reckon in floating point
+STALE_S = 3600.0  # a draft this old was left by a process that was killed [s]
 
 
 class CostTableError(FxrematError, ValueError):
@@ -167,7 +172,7 @@ def load(path: Path | str) -> CostTable:
     """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CostTableError(f"{path} is not JSON: {error}.", str(path)) from error
     if not isinstance(content, dict) or content.get("schema") != SCHEMA_VERSION:
         found = content.get("schema") if isinstance(content, dict) else type(content).__name__
@@ -183,7 +188,7 @@ def load(path: Path | str) -> CostTable:
             threads=int(content.get("threads", 0)),
             guessed={key: str(why) for key, why in content.get("guessed", {}).items()},
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise CostTableError(f"{path}: {type(error).__name__}: {error}.", str(path)) from error
 
 
@@ -194,6 +199,8 @@ def _cost(row: dict[str, float]) -> Cost:
     for name in ("cost_ns", "workspace_bytes", "held_bytes"):
         if type(row.get(name, 0)) is not int:
             raise ValueError(f"{name} is {row[name]!r}, not a whole number")
+        if row.get(name, 0) > LARGEST:
+            raise ValueError(f"{name} is greater than {LARGEST:,}")
     return Cost(
         cost_ns=int(row["cost_ns"]),
         workspace_bytes=int(row.get("workspace_bytes", 0)),
@@ -213,11 +220,21 @@ def _object(rows: Mapping[str, object]) -> str:
 def _write_whole(path: Path, text: str) -> None:
     """Write beside the file, then put it in place: readers never see half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(path)
     descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
         Path(draft).replace(path)
     except BaseException:
-        Path(draft).unlink(missing_ok=True)
+        with suppress(OSError):
+            Path(draft).unlink()
         raise
+
+
+def _sweep(path: Path) -> None:
+    """Remove the drafts of processes that were killed while they wrote the file."""
+    with suppress(OSError):  # another process may sweep too
+        for draft in path.parent.glob(f".{glob.escape(path.name)}.*"):
+            if time.time() - draft.stat().st_mtime > STALE_S:
+                draft.unlink()

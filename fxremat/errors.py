@@ -93,13 +93,16 @@ class VerificationError(FxrematError):
 
 
 class OutputsDifferError(VerificationError):
-    """An output of the forward differs."""
+    """An output differs: its bits, type, strides, need of a gradient, what shares its memory.
+
+    So does the structure that the outputs come in.
+    """
 
     rule = "outputs"
 
 
 class GradientsDifferError(VerificationError):
-    """A gradient differs, is missing or is one too many."""
+    """A gradient differs in the same ways, is missing or is one too many."""
 
     rule = "gradients"
 
@@ -136,3 +139,25 @@ class OverBudgetError(VerificationError):
         super().__init__(message)
         self.measured_bytes = measured_bytes
         self.budget_bytes = budget_bytes
+
+
+class PeakDiffersError(VerificationError):
+    """The step held, or left behind, more than the plan says, though not more than the budget.
+
+    Attributes:
+        measured_bytes: What the allocator held. [bytes]
+        predicted_bytes: What the plan says. [bytes]
+    """
+
+    rule = "peak"
+
+    def __init__(self, message: str, measured_bytes: int = 0, predicted_bytes: int = 0) -> None:
+        super().__init__(message)
+        self.measured_bytes = measured_bytes
+        self.predicted_bytes = predicted_bytes
+
+
+class StepFailsError(VerificationError):
+    """The planned step raises, and the unrewritten one does not; the cause is chained."""
+
+    rule = "step"

@@ -109,9 +109,9 @@ class Installed:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One forward."""
         if self.verifier is not None:
-            verifier, self.verifier = self.verifier, None
             owner = self.owner() if self.owner is not None else None
-            verifier(self.target, owner, args, kwargs, self.session.options)
+            self.verifier(self.target, owner, args, kwargs, self.session.options)
+            self.verifier = None  # once it has passed
         existing_bytes = self.gradient_bytes()
         self.session.begin(existing_bytes)
         compiled = self.compile(self.with_gradients(existing_bytes))

@@ -4,10 +4,13 @@ The fields are those of the dataclasses in ``fxremat.problem``; a file is checke
 against their types, so that a wrong one is named instead of planned.
 """
 
+import errno
 import json
 import os
+import threading
 import types
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -16,6 +19,7 @@ from fxremat.errors import FxrematError
 from fxremat.problem import SCHEMA_VERSION, Kind, RematProblem
 
 _FORMAT = "fxremat.problem"
+LARGEST = 2**53  # of any number in a file
 
 
 class ProblemFileError(FxrematError, ValueError):
@@ -51,15 +55,15 @@ def save_problem(problem: RematProblem, path: str | os.PathLike[str]) -> None:
         ProblemFileError: It cannot be written.
     """
     target = Path(path)
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    draft = Path(f"{target.parent}/.{os.getpid()}.{threading.get_native_id()}.fxremat")
     try:
         draft.write_text("".join(_lines(problem)), encoding="utf-8")
         draft.replace(target)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise ProblemFileError(
-            f"cannot write '{target}': {error.strerror}.", str(target)
-        ) from error
+    except (OSError, ValueError) as error:  # ValueError: no path at all, such as one with a NUL
+        with suppress(OSError, ValueError):
+            draft.unlink()
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ProblemFileError(f"cannot write '{target}': {reason}.", str(target)) from error
 
 
 def load(path: str | os.PathLike[str]) -> RematProblem:
@@ -76,6 +80,8 @@ def load(path: str | os.PathLike[str]) -> RematProblem:
             itself; the message names the field.
     """
     try:
+        if Path(path).is_fifo():  # to read it would be to wait for ever
+            raise OSError(errno.EINVAL, "it is a pipe")
         data: object = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ProblemFileError(f"cannot read '{path}': {error.strerror}.", str(path)) from error
@@ -124,9 +130,11 @@ def _problem(data: object) -> RematProblem:
     _check_indices(values)
     _check_names(values)
     try:
-        return RematProblem(**values)
+        problem = RematProblem(**values)
     except ValueError as error:
         raise _WrongFieldError("operations", str(error)) from error
+    _check_makers(problem)
+    return problem
 
 
 def _decode_fields(cls: type, data: dict[str, object], where: str) -> dict[str, Any]:
@@ -165,6 +173,8 @@ def _decode(kind: Any, value: object, where: str) -> Any:
         raise _WrongFieldError(where, f"expected {kind.__name__}, found {_show(value)}")
     if isinstance(value, int) and value < 0 and where.endswith(("_bytes", "_ns")):
         raise _WrongFieldError(where, f"expected at least 0, found {value}")
+    if isinstance(value, int) and abs(value) > LARGEST:  # solvers reckon in floating point
+        raise _WrongFieldError(where, f"expected at most {LARGEST}, found more")
     return value
 
 
@@ -197,8 +207,27 @@ def _check_indices(values: dict[str, Any]) -> None:
             _check_range(item.creates, num_storages, f"{group}[{i}].creates")
     for i, replay in enumerate(values["replays"]):
         _check_range((replay.operation,), num_operations, f"replays[{i}].operation", "operation")
-    for group in ("outputs", "gradients"):
-        _check_range(values[group], num_storages, group)
+    for group in ("outputs", "gradients", "updates"):
+        _check_range(values.get(group, ()), num_storages, group)
+
+
+def _check_makers(problem: RematProblem) -> None:
+    """What is read must have been made by then, else no schedule could run."""
+    late = set()
+    for g, storage in enumerate(problem.storages):
+        maker = storage.producer
+        if storage.kind is Kind.VALUE and g not in problem.operations[maker].creates:
+            raise _WrongFieldError(
+                f"operations[{maker}].creates",
+                f"storage {g} names this operation as its producer, and is not among them",
+            )
+        if storage.kind is Kind.TANGENT or maker >= problem.num_forward:
+            late.add(g)
+    reads = {f"operations[{i}].reads": o.reads for i, o in enumerate(problem.forward)}
+    for where, found in {**reads, "outputs": problem.outputs, "updates": problem.updates}.items():
+        for g in found:
+            if g in late:
+                raise _WrongFieldError(where, f"storage {g} is not there before the backward")
 
 
 def _check_range(indices: Sequence[int], count: int, where: str, what: str = "storage") -> None:

@@ -17,6 +17,7 @@ import torch
 from fxremat.budget import Budget
 from fxremat.costtable import CostTable
 from fxremat.options import Options
+from fxremat.passes.costcache import default_cache_dir
 from fxremat.passes.costs import OpCall, cost_key, measure_costs, uniform_costs
 from fxremat.passes.extract import Analysis, analyse, calls, extract
 from fxremat.passes.joint import Joint, is_tangent
@@ -37,7 +38,7 @@ VERSIONS = (
     ("ortools", ortools.__version__),
     ("torch", str(torch.__version__)),
 )
-CACHE_DIR = Path.home() / ".cache" / "fxremat"
+CACHE_DIR = default_cache_dir()
 
 
 @dataclass(frozen=True)

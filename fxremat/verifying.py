@@ -11,104 +11,18 @@ import torch
 from torch import nn
 
 from fxremat.budget import format_bytes
-from fxremat.check import Check, Observed, bound_in_words, compare
-from fxremat.compiling import ReferenceTrace
-from fxremat.errors import VerificationError
+from fxremat.check import Check
+from fxremat.comparing import Comparison, Observed, bound_in_words, compare, joined
+from fxremat.compiling import VIEWS_NOTE, ReferenceTrace
+from fxremat.errors import FxrematError, StepFailsError, VerificationError
 from fxremat.install import Installed
 from fxremat.options import Options
-from fxremat.passes.meter import measure_peak
-from fxremat.passes.seeding import seeded_loss, tensors_in, unit
+from fxremat.passes.meter import PeakMeasurement, measure_peak
+from fxremat.passes.seeding import seeded_loss, unit
 from fxremat.session import Session
+from fxremat.stepstate import StepState
 
 LEARNING_RATE = 1e-3  # of the plain gradient steps between several verified steps
-
-
-class _State:
-    """Everything a step may change, so that it can be put back.
-
-    Steps begin without gradients, or with zeros for parameters where ``held`` says so.
-    """
-
-    def __init__(self, module: nn.Module | None, args: Any, kwargs: Any, *, held: bool) -> None:
-        self.module = module
-        self.held = held
-        self.arguments = dict(enumerate(tensors_in((args, kwargs))))
-        self.tensors: dict[str, torch.Tensor] = {f"input {i}": t for i, t in self.arguments.items()}
-        self.kept: dict[str, torch.Tensor] = {}
-        self.gradients: dict[str, torch.Tensor | None] = {}
-        if module is not None:
-            self.tensors |= {f"parameter {n}": p for n, p in module.named_parameters()}
-            self.tensors |= {f"buffer {n}": b for n, b in module.named_buffers()}
-        self.generators = generator_states()
-        self.keep()
-
-    def keep(self) -> None:
-        """Copy what is not copied yet."""
-        for name, tensor in self.tensors.items():
-            if name not in self.kept:
-                self.kept[name] = tensor.detach().clone()
-                self.gradients[name] = tensor.grad if tensor.is_leaf else None
-
-    def add(self, found: Sequence[tuple[str, Any]]) -> None:
-        """Also watch what a trace found to be the inputs of its graph."""
-        known = {id(tensor) for tensor in self.tensors.values()}
-        new = [(n, v) for n, v in found if isinstance(v, torch.Tensor) and id(v) not in known]
-        self.tensors |= {f"graph input {name}": value for name, value in new}
-        self.keep()
-        for _, tensor in new:
-            self.clear(tensor)
-
-    def clear(self, tensor: torch.Tensor) -> None:
-        """Give a tensor the gradient that a step is to find."""
-        if tensor.is_leaf:
-            zeros = self.held and tensor.requires_grad and isinstance(tensor, nn.Parameter)
-            tensor.grad = torch.zeros_like(tensor) if zeros else None
-
-    def put_back(self) -> None:
-        """As it was, with the gradients that a step is to find."""
-        with torch.no_grad():
-            for name, tensor in self.tensors.items():
-                tensor.detach().copy_(self.kept[name])
-                self.clear(tensor)
-        set_generator_states(self.generators)
-
-    def restore(self) -> None:
-        """As it was, with the gradients that were there."""
-        self.put_back()
-        for name, tensor in self.tensors.items():
-            if tensor.is_leaf:
-                tensor.grad = self.gradients[name]
-
-    def observe(self, output: Any) -> Observed:
-        """What a step has left, on copies."""
-
-        def named(start: str) -> dict[str, torch.Tensor | None]:
-            return {n: t.detach().clone() for n, t in self.tensors.items() if n.startswith(start)}
-
-        gradients = {
-            f"gradient of {n}": None if t.grad is None else t.grad.detach().clone()
-            for n, t in self.tensors.items()
-            if t.is_leaf
-        }
-        outputs = {f"output {i}": t.detach().clone() for i, t in enumerate(tensors_in(output))}
-        generators: dict[str, torch.Tensor | None] = dict(generator_states())
-        inputs = named("input") | named("parameter") | named("graph input")
-        return Observed(outputs, gradients, named("buffer"), inputs, generators)
-
-
-def generator_states() -> dict[str, torch.Tensor]:
-    """States of the default generators."""
-    states = {"generator cpu": torch.get_rng_state()}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        states |= {f"generator cuda:{i}": s for i, s in enumerate(torch.cuda.get_rng_state_all())}
-    return states
-
-
-def set_generator_states(states: Mapping[str, torch.Tensor]) -> None:
-    """Put the default generators back."""
-    torch.set_rng_state(states["generator cpu"])
-    if len(states) > 1:
-        torch.cuda.set_rng_state_all([s for n, s in states.items() if n != "generator cpu"])
 
 
 class _Verification:
@@ -123,17 +37,16 @@ class _Verification:
         loss: Callable[[Any], torch.Tensor],
         options: Options,
     ) -> None:
-        self.module = module
-        self.args, self.kwargs, self.loss, self.options = args, kwargs, loss, options
-        self.state = _State(self.module, args, kwargs, held=options.gradients == "held")
-        self.reference = Installed(target, self.module, options, trace=ReferenceTrace)
-        self.planned = Installed(target, self.module, options)
+        self.loss, self.options = loss, options
+        self.state = StepState(module, args, kwargs, held=options.gradients == "held")
+        self.reference = Installed(target, module, options, trace=ReferenceTrace)
+        self.planned = Installed(target, module, options)
         self.planned.session.alone = False  # the copies of the state lie beside it
         self.reference.session.on_inputs = self.planned.session.on_inputs = self.state.add
 
-    def step(self, call: Installed) -> Any:
+    def step(self, call: Installed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One forward and backward."""
-        output = call(*self.args, **self.kwargs)
+        output = call(*args, **kwargs)
         loss = self.loss(output)
         if self.options.outputs == "released":
             output = None
@@ -148,11 +61,29 @@ class _Verification:
         found = []
         self.state.put_back()
         for _ in range(steps):
-            output = self.step(call)
+            output = self.step(call, *self.state.arguments())
             found.append(self.state.observe(output))
             del output
             self.descend()
         return found
+
+    def observe_planned(self, steps: int) -> list[Observed]:
+        """The planned steps.
+
+        Raises:
+            StepFailsError: They raise, and unrewritten ones do not.
+        """
+        try:
+            return self.observe(self.planned, steps)
+        except FxrematError:
+            raise
+        except Exception as error:
+            self.observe(self.reference, steps)  # raises by itself where the model is to blame
+            raise StepFailsError(
+                "the planned step raises where the unrewritten one does not: "
+                f"{type(error).__name__}: {error}\nThe plan is not used; please report this model.",
+                (f"{type(error).__name__}: {error}",),
+            ) from error
 
     def descend(self) -> None:
         """A step of plain gradient descent."""
@@ -163,16 +94,18 @@ class _Verification:
                         tensor -= LEARNING_RATE * tensor.grad
                     self.state.clear(tensor)
 
-    def measure(self, device: torch.device) -> tuple[int, int]:
-        """Peak and reserved bytes of a warm planned step, above its start. [bytes]"""
+    def measure(self, device: torch.device) -> tuple[PeakMeasurement, Observed]:
+        """What a warm planned step holds above its start, and what it leaves."""
         self.state.put_back()
+        args, kwargs = self.state.arguments()
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()  # what other steps needed is not reserved for this one
         kept: list[Any] = []
-        peak = measure_peak(lambda: kept.append(self.step(self.planned)), device=device)
-        start_bytes = peak.absolute_bytes - peak.peak_bytes
-        return peak.peak_bytes, peak.reserved_bytes - start_bytes
+        peak = measure_peak(
+            lambda: kept.append(self.step(self.planned, args, kwargs)), device=device
+        )
+        return peak, self.state.observe(kept.pop())
 
     def times(self, repeats: int) -> tuple[list[float], list[float]]:
         """Times of both kinds of step, taken alternately. [s]"""
@@ -181,9 +114,10 @@ class _Verification:
         for _ in range(repeats):
             for call, found in ((self.reference, baseline_s), (self.planned, planned_s)):
                 self.state.put_back()
+                args, kwargs = self.state.arguments()
                 synchronise()
                 start_s = time.perf_counter()
-                self.step(call)
+                self.step(call, args, kwargs)
                 synchronise()
                 found.append(time.perf_counter() - start_s)
         return baseline_s, planned_s
@@ -231,54 +165,69 @@ def verify_call(
 def _check(both: _Verification, steps: int, repeats: int) -> Check:
     options = both.options
     try:
-        got = both.observe(both.planned, steps)
+        got = both.observe_planned(steps)
         if both.planned.session.shares:  # the first call showed the pieces, now their plan runs
             both.planned.session.settle()
-            got = both.observe(both.planned, steps)
+            got = both.observe_planned(steps)
         plan = both.planned.session.only_plan()
         _room_for_reference(both.planned.session)
         expected = both.observe(both.reference, steps)
-        peak_bytes, reserved_bytes = both.measure(torch.device(plan.problem.device))
+        peak, again = both.measure(torch.device(plan.problem.device))
         baseline_s, planned_s = both.times(max(1, repeats))
     finally:
         both.state.restore()
-    differing, largest, beyond = _compare_steps(expected, got, options.executor)
+    found = _compare_steps(expected, got, again, options.executor)
+    uncounted = _uncounted(both)
     resident_bytes = plan.problem.resident_bytes
+    start_bytes = peak.absolute_bytes - peak.peak_bytes
     step_s = statistics.median(planned_s)
     return Check(
         executor=options.executor,
         budget_bytes=plan.budget_bytes,
         predicted_peak_bytes=plan.peak_bytes,
-        measured_peak_bytes=resident_bytes + peak_bytes,
-        measured_reserved_bytes=resident_bytes + reserved_bytes,
+        measured_peak_bytes=resident_bytes + peak.peak_bytes,
+        measured_reserved_bytes=resident_bytes + peak.reserved_bytes - start_bytes,
         baseline_step_s=statistics.median(baseline_s),
         step_s=step_s,
         step_spread=(max(planned_s) - min(planned_s)) / step_s,
         extra_calls=len(plan.schedule.forward)
         + len(plan.schedule.backward)
         - len(plan.problem.operations),
-        max_abs_diff=largest,
-        differing=differing,
-        beyond_bound=beyond,
+        max_abs_diff=found.max_abs_diff,
+        differing=found.differing,
+        beyond_bound=found.beyond,
         bound=bound_in_words(options.executor),
+        words=found.words,
+        measured_end_bytes=resident_bytes + peak.end_bytes,
+        predicted_end_bytes=plan.simulation.end_bytes,
+        uncounted=uncounted,
+        notes=(f"not counted by the plan: {uncounted}.",) if uncounted else (),
     )
 
 
+def _uncounted(both: _Verification) -> str:
+    """What may hold memory that no plan knows of, in words; empty if nothing does."""
+    if both.loss is not seeded_loss:
+        return "what the loss given to verify allocates"
+    if both.options.executor != "eager":
+        return "what Inductor's code holds otherwise than the graph"
+    (record,) = both.planned.session.ran
+    if record.plan.problem.device.startswith("cuda"):
+        return "what CUDA's allocator adds to a block"
+    if VIEWS_NOTE in record.notes:
+        return "what autograd adds up where outputs are views of one value"
+    return ""
+
+
 def _compare_steps(
-    expected: list[Observed], got: list[Observed], executor: str
-) -> tuple[dict[str, tuple[str, ...]], dict[str, float], tuple[str, ...]]:
-    """Compare several steps; with more than one, names say which."""
-    differing: dict[str, tuple[str, ...]] = {}
-    largest: dict[str, float] = {}
-    beyond: list[str] = []
-    for number, (one, other) in enumerate(zip(expected, got, strict=True)):
-        parts, differences, over = compare(one, other, executor)
-        label = "" if len(got) == 1 else f"step {number}: "
-        for rule, names in parts.items():
-            differing[rule] = (*differing.get(rule, ()), *(label + name for name in names))
-        largest |= {label + name: value for name, value in differences.items()}
-        beyond += [label + name for name in over]
-    return differing, largest, tuple(beyond)
+    expected: list[Observed], got: list[Observed], again: Observed, executor: str
+) -> Comparison:
+    """Compare steps; with more than one, names say which. ``again`` is the first one once more."""
+    parts = [
+        compare(one, other, executor, "" if len(got) == 1 else f"step {number}: ")
+        for number, (one, other) in enumerate(zip(expected, got, strict=True))
+    ]
+    return joined([*parts, compare(expected[0], again, executor, "run again: ")])
 
 
 def _room_for_reference(session: Session) -> None:

@@ -1,6 +1,7 @@
 """Problems survive a file unchanged, and every broken file is named with its broken field."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,12 @@ def change(path: list[str | int], value: object) -> Callable[[Data], None]:
         (change(["replays", 0, "creates"], [0]), "operations"),
         (change(["outputs"], [-1]), "outputs"),
         (change(["gradients"], [10**6]), "gradients"),
+        (change(["updates"], [10**6]), "updates"),
+        (change(["storages", 0, "size_bytes"], 10**400), "storages[0].size_bytes"),
+        (change(["operations", 0, "cost_ns"], 2**60), "operations[0].cost_ns"),
+        (change(["operations", 0, "cost_ns"], float("nan")), "operations[0].cost_ns"),
+        (change(["operations", 7, "creates"], []), "operations[7].creates"),
+        (change(["storages", 0, "kind"], "tangent"), "operations[0].reads"),
         (change(["num_forward"], 10**6), "operations"),
         (change(["in_flight"], 0), "operations"),
         (change(["versions"], [["torch"]]), "versions[0]"),
@@ -143,6 +150,22 @@ def test_missing_files_and_folders(tmp_path: Path) -> None:
         load(tmp_path / "none.json")
     with pytest.raises(ProblemFileError, match="cannot write"):
         save_problem(random_problem(1), tmp_path / "none" / "p.json")
+
+
+def test_places_that_are_no_files_are_refused(tmp_path: Path) -> None:
+    problem = random_problem(1)
+    (tmp_path / "file").write_text("")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for name in ("file/p.json", "loop/p.json", "a\0b", "x" * 300, ""):
+        with pytest.raises(ProblemFileError, match="cannot write"):
+            save_problem(problem, tmp_path / name)
+        with pytest.raises(ProblemFileError):
+            load(tmp_path / name)
+    for name in ("pipe", "loop"):  # to read a pipe would be to wait for ever
+        with pytest.raises(ProblemFileError, match="cannot read"):
+            load(tmp_path / name)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "loop", "pipe"]
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_draft(
