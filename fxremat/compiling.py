@@ -23,11 +23,12 @@ from fxremat.passes.seeding import tensors_in
 from fxremat.passes.select import detach_the_rest
 from fxremat.passes.storages import round_up
 from fxremat.passes.tracing import (
+    Shared,
     compiling,
     current_frame,
     joint_of,
     keeps_graph,
-    outputs_share_memory,
+    shared_outputs,
 )
 from fxremat.pipeline import Planned, partition, rewritten, tangents
 from fxremat.planning import baseline_peak_bytes, make, make_lean
@@ -41,8 +42,9 @@ from fxremat.together import Seen
 from fxremat.trial import compile_and_try
 
 VIEWS_NOTE = (
-    "some outputs are views of one value: autograd adds their gradients up outside the graph, in "
-    "memory that is not counted. Return one of them, or clones."
+    "some outputs are arguments, or views of arguments or of one another: autograd adds their "
+    "gradients up outside the graph, and the memory for that is counted at its most. Returning "
+    "one of them, or clones, needs less."
 )
 NOTEWORTHY_SHARE = 0.02  # of the baseline peak; smaller tangents are not worth a hint
 
@@ -92,7 +94,7 @@ class Backend:
         total_bytes = bytes_on(device, resident) + fixed_bytes + piece.others_bytes
         trace = self.trace(self.session, device, total_bytes, piece, self.held)
         trace.num_inputs = len(inputs)
-        trace.shared_outputs = outputs_share_memory(graph)
+        trace.shared = shared_outputs(graph)
         with compiling():
             if options.executor == "inductor":
                 code = compile_and_try(graph, inputs, trace, _identity(options))
@@ -167,7 +169,7 @@ class Trace:
         self.target_bytes: int | None = None  # less than the budget, where code holds more
         self.written: frozenset[int] | None = None  # inputs that the step writes to
         self.num_inputs = 0
-        self.shared_outputs = False  # some are views of others
+        self.shared = Shared()
         self.start_s = session.started_s or time.perf_counter()
         self.planned: Planned | None = None  # kept where another schedule may follow
         self.code: Code | None = None
@@ -186,7 +188,11 @@ class Trace:
         trace_s = time.perf_counter() - self.start_s
         asked = self.session.options.budget
         planned = partition(
-            joint_of(module, num_fwd_outputs),
+            replace(
+                joint_of(module, num_fwd_outputs),
+                beside_bytes=self.shared.beside_bytes,
+                turn_bytes=self.shared.turn_bytes,
+            ),
             asked if self.target_bytes is None else Budget(self.target_bytes),
             self.session.options,
             resident_bytes=self.resident_bytes,
@@ -203,7 +209,7 @@ class Trace:
         for name, size_bytes in tangents(planned.analysis):
             if size_bytes > NOTEWORTHY_SHARE * planned.plan.peak_bytes:
                 notes.append(tangent_note(name.removeprefix("tangents_"), size_bytes))
-        if self.shared_outputs:
+        if self.shared != Shared():
             notes.append(VIEWS_NOTE)
         plan, shares = planned.plan, self.session.shares
         if not shares:

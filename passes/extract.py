@@ -154,18 +154,38 @@ def extract(
                 why_saved=reason, source=source_of(node), module=module_of(node),
             )
         )  # fmt: skip
+    joint = analysis.joint
+    ends, inner = joint.forward_outputs, joint.updates | joint.lent
+    _add_outside(joint, _num_forward(analysis), storages, operations)
     return RematProblem(
         storages=tuple(storages),
         operations=tuple(operations),
-        num_forward=sum(name in analysis.forward for name in analysis.operations),
+        num_forward=_num_forward(analysis),
         replays=tuple(replays),
-        outputs=_returned(analysis, analysis.joint.forward_outputs[analysis.joint.num_updates :]),
-        updates=_returned(analysis, analysis.joint.forward_outputs[: analysis.joint.num_updates]),
+        outputs=_returned(analysis, [n for i, n in enumerate(ends) if i not in inner]),
+        updates=_returned(analysis, [n for i, n in enumerate(ends) if i in inner]),
         gradients=_returned(analysis, analysis.joint.gradients),
         resident_bytes=resident_bytes,
         outputs_held=outputs_held,
         copied_bytes=copied_bytes(analysis.joint, table),
     )
+
+
+def _num_forward(analysis: Analysis) -> int:
+    return sum(name in analysis.forward for name in analysis.operations)
+
+
+def _add_outside(
+    joint: Joint, num_forward: int, storages: list[Storage], operations: list[Operation]
+) -> None:
+    """Charge what autograd holds outside the graph for outputs that are views of others."""
+    if joint.beside_bytes:
+        name = "gradients_beside_the_graph"
+        storages.append(Storage(name, joint.beside_bytes, Kind.TANGENT, held=True))
+    if joint.turn_bytes and num_forward < len(operations):
+        first = operations[num_forward]
+        workspace_bytes = max(first.workspace_bytes, joint.turn_bytes)
+        operations[num_forward] = replace(first, workspace_bytes=workspace_bytes)
 
 
 def _value_names(analysis: Analysis) -> list[str]:

@@ -7,6 +7,7 @@ nobody else refers to it; otherwise it copies (torch/csrc/autograd/functions/acc
 
 import torch
 from torch import fx
+from torch._functorch._aot_autograd.descriptors import GradAOTOutput
 
 from fxremat.passes.joint import Joint, is_primal
 from fxremat.passes.storages import StorageTable, round_up
@@ -23,10 +24,9 @@ def copied_bytes(joint: Joint, storages: StorageTable) -> int:
         Bytes of the copies that stay, and of the largest original that lives beside its copy.
         [bytes]
     """
-    primals = [node for node in joint.graph.find_nodes(op="placeholder") if is_primal(node)]
     pairs = [
         (gradient, primal)
-        for gradient, primal in zip(joint.gradients, primals, strict=False)
+        for gradient, primal in _pairs(joint)
         if isinstance(gradient, fx.Node) and isinstance(primal.meta.get("val"), torch.Tensor)
     ]
     users = [gradient for gradient, _ in pairs]
@@ -49,6 +49,20 @@ def copied_bytes(joint: Joint, storages: StorageTable) -> int:
         else:
             largest_bytes = max(largest_bytes, copy_bytes)
     return stay_bytes + largest_bytes
+
+
+def _pairs(joint: Joint) -> list[tuple[fx.Node | None, fx.Node]]:
+    """Gradients with their primals; tokens of effects stand among the primals without one."""
+    primals = [node for node in joint.graph.find_nodes(op="placeholder") if is_primal(node)]
+    described = joint.output_descriptions[joint.num_forward_outputs :]
+    if not any(isinstance(each, GradAOTOutput) for each in described):
+        return list(zip(joint.gradients, primals, strict=False))
+    by_description = {node.meta.get("desc"): node for node in primals}
+    return [
+        (gradient, by_description[each.grad_of])
+        for gradient, each in zip(joint.gradients, described, strict=True)
+        if isinstance(each, GradAOTOutput) and each.grad_of in by_description
+    ]
 
 
 def _fits(gradient: torch.Tensor, variable: torch.Tensor) -> bool:

@@ -18,7 +18,10 @@ class Joint:
         module: The graph; nothing here edits it.
         num_forward_outputs: How many of its outputs belong to the forward.
         mutated: Names of the primals that the step writes to after the forward has run.
-        num_updates: How many of the forward's outputs, from the first, are what is written there.
+        updates: Which of the forward's outputs are what is written there, or tokens of effects.
+        lent: Which of them the caller does not get: the runtime makes these outputs from inputs.
+        beside_bytes: Held by autograd beside the graph while its backward runs. [bytes]
+        turn_bytes: Held by autograd beside the graph when its backward begins. [bytes]
         same: Storages of operations that were merged away -> those that stand for them. Views keep
             the storage in their metadata that they were traced with.
         traced: The graph as it was traced, which keeps those storages alive.
@@ -27,7 +30,10 @@ class Joint:
     module: fx.GraphModule
     num_forward_outputs: int
     mutated: frozenset[str] = frozenset()
-    num_updates: int = 0
+    updates: frozenset[int] = frozenset()
+    lent: frozenset[int] = frozenset()
+    beside_bytes: int = 0
+    turn_bytes: int = 0
     same: Mapping[StorageWeakRef, StorageWeakRef] = field(default_factory=dict)
     traced: fx.GraphModule | None = None
 

@@ -55,6 +55,7 @@ def merge_equal(analysis: Analysis) -> Joint:
 def _first_copies(analysis: Analysis) -> dict[str, str]:
     """Operation -> the equal operation before it that stands for it."""
     read = _read_by_backward(analysis)
+    returned = _returned(analysis)
     numbers: dict[fx.Node, Hashable] = {}
     known: dict[Hashable, int] = {}  # so that the keys of long chains stay small
     kept: dict[Hashable, str] = {}
@@ -65,11 +66,17 @@ def _first_copies(analysis: Analysis) -> dict[str, str]:
         created = analysis.storages.creates.get(node.name, ())
         if node.name not in analysis.reads or node.name not in analysis.forward or not created:
             continue
-        if number in kept:
+        if number in kept and not returned.intersection(created):
             merged[node.name] = kept[number]
         elif read.intersection(created) and len(created) == 1:
             kept[number] = node.name
     return merged
+
+
+def _returned(analysis: Analysis) -> set[int]:
+    """Storages that the caller gets: to each output its own, to write to as it likes."""
+    of, outputs = analysis.storages.of, analysis.joint.forward_outputs
+    return {g for node in outputs if isinstance(node, fx.Node) for g in of[node.name]}
 
 
 def _read_by_backward(analysis: Analysis) -> set[int]:

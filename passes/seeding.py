@@ -30,7 +30,10 @@ class _Seed(torch.autograd.Function):
         weights = []
         for number, (size, stride, dtype, device) in enumerate(ctx.shapes):
             generator = torch.Generator(device).manual_seed(SEED + number)
-            weight = torch.empty_strided(size, stride, dtype=dtype, device=device)
+            if any(n > 1 and step == 0 for n, step in zip(size, stride, strict=True)):
+                weight = torch.empty(size, dtype=dtype, device=device)  # one place per element
+            else:
+                weight = torch.empty_strided(size, stride, dtype=dtype, device=device)
             weights.append(weight.normal_(generator=generator))
         ctx.kept = [weight for weight in weights if weight.numel() == 1]  # as loss.backward() does
         return None, *weights
@@ -45,6 +48,8 @@ def unit(device: torch.device) -> torch.Tensor:
 def seeded_loss(output: Any) -> torch.Tensor:
     """A loss over all differentiable outputs, the same in every run; none of them may be empty."""
     wanted = [leaf for leaf in tensors_in(output) if leaf.requires_grad and leaf.numel()]
+    computed = [leaf for leaf in wanted if not leaf.is_leaf]  # of others the gradient is a weight
+    wanted = computed or wanted
     if not wanted:
         raise VerificationError(
             "no output requires a gradient, so there is no backward to verify. Call the model in "

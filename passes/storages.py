@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from fxremat.errors import UnsupportedGraphError
@@ -68,7 +69,7 @@ def find_storages(joint: Joint, written: Mapping[str, str] | None = None) -> Sto
             if key not in number:
                 number[key] = len(owner)
                 owner.append(node.name)
-                sizes.append(_size_bytes(node, tensor))
+                sizes.append(max(_size_bytes(node, tensor), _kept_bytes(node, of, sizes)))
                 new.append(number[key])
             mine.append(number[key])
         of[node.name], creates[node.name] = tuple(mine), tuple(new)
@@ -89,8 +90,34 @@ def _storage(node: fx.Node, tensor: torch.Tensor) -> torch.UntypedStorage:
     return tensor.untyped_storage()
 
 
+_SCATTERS = ("copy", "slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter")
+
+
+def _kept_bytes(node: fx.Node, of: dict[str, tuple[int, ...]], sizes: list[int]) -> int:
+    """What the result holds since it keeps its first argument's place in a storage. [bytes]
+
+    These operators clone the whole storage that the argument is a part of
+    (``clone_preserve_strides``), unless elements of the argument share memory. Fake tensors of
+    views do not always know how large that is.
+    """
+    target = node.target
+    if not isinstance(target, OpOverload) or target.namespace != "aten":
+        return 0
+    first = node.args[0] if node.args else None
+    if target._opname not in _SCATTERS or not isinstance(first, fx.Node):
+        return 0
+    value = first.meta.get("val")
+    if not isinstance(value, torch.Tensor) or len(of[first.name]) != 1:
+        return 0
+    shares = any(n > 1 and step == 0 for n, step in zip(value.shape, value.stride(), strict=True))
+    return 0 if shares else sizes[of[first.name][0]]
+
+
 def _size_bytes(node: fx.Node, tensor: torch.Tensor) -> int:
     size_bytes = tensor.untyped_storage().nbytes()
+    if is_tangent(node) and tensor.numel():  # of a part of a storage, it has the part's size
+        pairs = zip(tensor.shape, tensor.stride(), strict=True)
+        size_bytes = (1 + sum((n - 1) * step for n, step in pairs)) * tensor.element_size()
     if not isinstance(size_bytes, int):
         raise UnsupportedGraphError(
             f"the size of {node.name!r} ({target_name(node)}) at "

@@ -5,16 +5,23 @@ import logging
 import types
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch._dynamo.config as dynamo_config
 import torch._functorch.config as functorch_config
+import torch._inductor.config as inductor_config
 from torch._C._autograd import _get_current_graph_task_keep_graph
 from torch._dynamo.eval_frame import innermost_backend
 from torch._dynamo.exc import BackendCompilerFailed, ShortenTraceback, TorchDynamoException
-from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
-from torch._guards import CompileContext
+from torch._functorch._aot_autograd.descriptors import (
+    ForwardTokenAOTOutput,
+    InputMutationAOTOutput,
+    PlainAOTOutput,
+)
+from torch._functorch._aot_autograd.schemas import OutputType
+from torch._guards import CompileContext, TracingContext
 from torch.utils._pytree import tree_leaves
 
 from fxremat.errors import FxrematError
@@ -22,8 +29,8 @@ from fxremat.passes.joint import Joint
 
 __all__ = [
     "BackendCompilerFailed", "TorchDynamoException", "backend_arguments", "compiling",
-    "current_frame", "joint_of", "keeps_graph", "outputs_share_memory", "own_code", "shortened",
-    "tracing",
+    "current_frame", "joint_of", "keeps_graph", "own_code", "shared_outputs",
+    "shortened", "tracing",
 ]  # fmt: skip
 
 RECOMPILE_LIMIT = (
@@ -39,6 +46,7 @@ for _owner, _name in (
     (dynamo_config, "optimize_ddp"),
     (functorch_config, "enable_autograd_cache"),
     (functorch_config, "donated_buffer"),
+    (inductor_config, "fallback_random"),
 ):
     if not hasattr(_owner, _name):
         raise ImportError(
@@ -111,9 +119,13 @@ def compiling() -> Iterator[None]:
     """Settings under which AOTAutograd compiles for fxremat.
 
     A hit in its cache would skip the partitioner, and with it the plan; donated buffers would make
-    ``retain_graph`` raise.
+    ``retain_graph`` raise. Random draws that nobody reads stay in the graph only with Inductor's
+    ``fallback_random``; without them the generator would end in another state.
     """
-    with functorch_config.patch(enable_autograd_cache=False, donated_buffer=False):
+    with (
+        functorch_config.patch(enable_autograd_cache=False, donated_buffer=False),
+        inductor_config.patch(fallback_random=True),
+    ):
         yield
 
 
@@ -122,31 +134,85 @@ def joint_of(module: torch.fx.GraphModule, num_forward_outputs: int) -> Joint:
 
     AOTAutograd makes the graph functional: what is written to an input is returned first, and
     copied into the input when the forward has run. It describes inputs and outputs in
-    ``meta["desc"]``.
+    ``meta["desc"]``, and which outputs it makes from inputs in the context of the trace.
     """
     (output,) = module.graph.find_nodes(op="output")
-    descriptions = output.meta.get("desc", ())[:num_forward_outputs]
+    descriptions = list(output.meta.get("desc", ()))[:num_forward_outputs]
     written = [d.mutated_input for d in descriptions if isinstance(d, InputMutationAOTOutput)]
     mutated = frozenset(
         node.name
         for node in module.graph.find_nodes(op="placeholder")
         if node.meta.get("desc") in written
     )
-    return Joint(module, num_forward_outputs, mutated, len(written))
+    inner = (InputMutationAOTOutput, ForwardTokenAOTOutput)
+    updates = frozenset(i for i, d in enumerate(descriptions) if isinstance(d, inner))
+    borrowed = _made_from_inputs()
+    lent = frozenset(
+        i for i, d in enumerate(descriptions) if isinstance(d, PlainAOTOutput) and d.idx in borrowed
+    )
+    return Joint(module, num_forward_outputs, mutated, updates, lent)
 
 
-def outputs_share_memory(graph: torch.fx.GraphModule) -> bool:
-    """Are outputs of a Dynamo graph views of one another, each with a gradient of its own?
+def _made_from_inputs() -> frozenset[int]:
+    """Outputs of the graph in progress that the runtime makes from inputs."""
+    context = TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    from_inputs = (OutputType.alias_of_input, OutputType.is_input)
+    found = metadata.output_info if metadata is not None else ()
+    return frozenset(i for i, info in enumerate(found) if info.output_type in from_inputs)
 
-    AOTAutograd rebuilds all but one of them when the graph has run, and autograd adds their
-    gradients up before the backward's graph begins.
+
+@dataclass(frozen=True)
+class Shared:
+    """Outputs with a gradient of their own that refer to memory of others.
+
+    AOTAutograd rebuilds them when the graph has run, and autograd adds their gradients up outside.
+
+    Attributes:
+        beside_bytes: Gradients of arguments that come by such outputs; held until the graph's own
+            arrive. [bytes]
+        turn_bytes: At most held while gradients of views of one value are added up, before the
+            backward's graph begins. [bytes]
     """
+
+    beside_bytes: int = 0
+    turn_bytes: int = 0
+
+
+def shared_outputs(graph: torch.fx.GraphModule) -> Shared:
+    """Find the outputs of a Dynamo graph that are views of arguments, or of one another."""
     (output,) = graph.graph.find_nodes(op="output")
     nodes = dict.fromkeys(n for n in tree_leaves(output.args) if isinstance(n, torch.fx.Node))
-    values = [node.meta.get("example_value") for node in nodes]
-    tensors = [v for v in values if isinstance(v, torch.Tensor) and v.requires_grad]
-    storages = {v.untyped_storage()._cdata for v in tensors if v.layout is torch.strided}
-    return len(storages) < len(tensors)
+    given = {
+        _storage_of(value)
+        for node in graph.graph.find_nodes(op="placeholder")
+        if isinstance(value := node.meta.get("example_value"), torch.Tensor)
+    }
+    seen: set[int] = set()
+    beside_bytes = turn_bytes = 0
+    for value in (node.meta.get("example_value") for node in nodes):
+        if not isinstance(value, torch.Tensor) or not value.requires_grad:
+            continue
+        if (storage := _storage_of(value)) == -1:
+            continue
+        own_bytes, whole_bytes = _bytes(value)
+        part_bytes = own_bytes if own_bytes < whole_bytes else 0
+        if storage in given:
+            beside_bytes += whole_bytes + part_bytes
+        elif storage in seen:
+            turn_bytes += 2 * whole_bytes + own_bytes
+        seen.add(storage)
+    return Shared(beside_bytes, turn_bytes)
+
+
+def _storage_of(value: torch.Tensor) -> int:
+    return value.untyped_storage()._cdata if value.layout is torch.strided else -1
+
+
+def _bytes(value: torch.Tensor) -> tuple[int, int]:
+    """Bytes of a tensor by itself and of its storage. [bytes]"""
+    whole_bytes = value.untyped_storage().nbytes()
+    return value.numel() * value.element_size(), int(whole_bytes)
 
 
 def keeps_graph() -> bool:
