@@ -17,7 +17,15 @@ from fxremat.passes.boxed import Boxed, boxed, dispatching
 from fxremat.passes.contexts import watched
 from fxremat.passes.cublas import cublas_bytes
 from fxremat.passes.ends import ends_of
-from fxremat.passes.joint import primals_of
+from fxremat.passes.gradients import drop_gradients_of_writes
+from fxremat.passes.inner import is_unknown
+from fxremat.passes.joint import primals_of, target_name
+from fxremat.passes.recurrent import (
+    as_it_runs,
+    mkldnn_enabled,
+    plain_recurrence,
+    refuse_lost_dropout,
+)
 from fxremat.passes.reference import reference_partition
 from fxremat.passes.seeding import tensors_in
 from fxremat.passes.select import detach_the_rest
@@ -45,6 +53,10 @@ VIEWS_NOTE = (
     "some outputs are arguments, or views of arguments or of one another: autograd adds their "
     "gradients up outside the graph, and the memory for that is counted at its most. Returning "
     "one of them, or clones, needs less."
+)
+UNKNOWN_NOTE = (
+    "what {names} hold inside themselves is not known and taken as 0: fxremat.verify measures the "
+    "step; leave room with reserve=."
 )
 NOTEWORTHY_SHARE = 0.02  # of the baseline peak; smaller tangents are not worth a hint
 
@@ -94,8 +106,12 @@ class Backend:
         total_bytes = bytes_on(device, resident) + fixed_bytes + piece.others_bytes
         trace = self.trace(self.session, device, total_bytes, piece, self.held)
         trace.num_inputs = len(inputs)
+        trace.leaves = frozenset(
+            i for i, v in enumerate(inputs) if isinstance(v, torch.Tensor) and v.is_leaf
+        )
         trace.shared = shared_outputs(graph)
-        with compiling():
+        refuse_lost_dropout(graph.graph)
+        with compiling(), plain_recurrence(graph.graph):
             if options.executor == "inductor":
                 code = compile_and_try(graph, inputs, trace, _identity(options))
                 return watched(code, trace)
@@ -169,7 +185,9 @@ class Trace:
         self.target_bytes: int | None = None  # less than the budget, where code holds more
         self.written: frozenset[int] | None = None  # inputs that the step writes to
         self.num_inputs = 0
+        self.leaves: frozenset[int] = frozenset()  # inputs that others have not computed
         self.shared = Shared()
+        self.mkldnn = mkldnn_enabled()  # as the step will find it
         self.start_s = session.started_s or time.perf_counter()
         self.planned: Planned | None = None  # kept where another schedule may follow
         self.code: Code | None = None
@@ -185,14 +203,17 @@ class Trace:
         static_lifetime_input_indices: Sequence[int] | None = None,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """AOTAutograd's partitioner."""
+        drop_gradients_of_writes(module, num_fwd_outputs, self.leaves)
         trace_s = time.perf_counter() - self.start_s
+        with as_it_runs(mkldnn=self.mkldnn):
+            planned = self._plan(module, num_fwd_outputs)
+        self.keep(planned, trace_s)
+        return planned.graphs.forward, planned.graphs.backward
+
+    def _plan(self, module: fx.GraphModule, num_fwd_outputs: int) -> Planned:
         asked = self.session.options.budget
-        planned = partition(
-            replace(
-                joint_of(module, num_fwd_outputs),
-                beside_bytes=self.shared.beside_bytes,
-                turn_bytes=self.shared.turn_bytes,
-            ),
+        return partition(
+            self.shared.within(joint_of(module, num_fwd_outputs)),
             asked if self.target_bytes is None else Budget(self.target_bytes),
             self.session.options,
             resident_bytes=self.resident_bytes,
@@ -200,8 +221,6 @@ class Trace:
             name=self.session.name,
             choose=make_lean if self.session.shares else make,
         )
-        self.keep(planned, trace_s)
-        return planned.graphs.forward, planned.graphs.backward
 
     def keep(self, planned: Planned, trace_s: float) -> None:
         """Remember the plan for the report."""
@@ -209,7 +228,11 @@ class Trace:
         for name, size_bytes in tangents(planned.analysis):
             if size_bytes > NOTEWORTHY_SHARE * planned.plan.peak_bytes:
                 notes.append(tangent_note(name.removeprefix("tangents_"), size_bytes))
-        if self.shared != Shared():
+        unknown = [n for n in planned.analysis.joint.graph.nodes if is_unknown(n)]
+        if unknown:
+            names = ", ".join(dict.fromkeys(target_name(node) for node in unknown))
+            notes.append(UNKNOWN_NOTE.format(names=names))
+        if self.shared.beside_bytes or self.shared.turn_bytes:
             notes.append(VIEWS_NOTE)
         plan, shares = planned.plan, self.session.shares
         if not shares:
@@ -366,6 +389,7 @@ class ReferenceTrace(Trace):
         num_fwd_outputs: int,
         static_lifetime_input_indices: Sequence[int] | None = None,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        drop_gradients_of_writes(module, num_fwd_outputs, self.leaves)
         return reference_partition(
             module,
             _inputs,

@@ -17,6 +17,7 @@ from fxremat.passes.calls import (
 )
 from fxremat.passes.effects import has_effect, is_random, why_saved
 from fxremat.passes.gradients import copied_bytes
+from fxremat.passes.inner import workspace_bytes
 from fxremat.passes.joint import Joint, is_tangent, module_of, source_of, target_name
 from fxremat.passes.opcall import OpCall
 from fxremat.passes.phases import forward_names
@@ -136,6 +137,7 @@ def extract(
     for index, name in enumerate(analysis.operations):
         node = nodes[name]
         cost = price(call_of(node))
+        cost = replace(cost, workspace_bytes=max(cost.workspace_bytes, workspace_bytes(node)))
         creates = table.creates[name]
         _enlarge(storages, creates, cost)
         in_forward = name in analysis.forward
@@ -184,8 +186,8 @@ def _add_outside(
         storages.append(Storage(name, joint.beside_bytes, Kind.TANGENT, held=True))
     if joint.turn_bytes and num_forward < len(operations):
         first = operations[num_forward]
-        workspace_bytes = max(first.workspace_bytes, joint.turn_bytes)
-        operations[num_forward] = replace(first, workspace_bytes=workspace_bytes)
+        held_bytes = max(first.workspace_bytes, joint.turn_bytes)
+        operations[num_forward] = replace(first, workspace_bytes=held_bytes)
 
 
 def _value_names(analysis: Analysis) -> list[str]:
@@ -214,11 +216,14 @@ def _enlarge(storages: list[Storage], creates: tuple[int, ...], cost: Cost) -> N
     """Charge what an operator's result really holds where its fake tensor says less.
 
     A reduced loss such as ``mse_loss`` returns a number that keeps the whole elementwise result.
+    Where it is not known which of several results holds more, each of them counts as if it did.
     """
     more_bytes = cost.held_bytes - sum(storages[g].size_bytes for g in creates)
     if creates and more_bytes > 0:
-        first = storages[creates[0]]
-        storages[creates[0]] = replace(first, size_bytes=first.size_bytes + more_bytes)
+        unknown = [g for g in creates if not storages[g].size_bytes]
+        for g in unknown or creates:
+            size_bytes = storages[g].size_bytes + more_bytes
+            storages[g] = replace(storages[g], size_bytes=size_bytes)
 
 
 def _add_state(node: fx.Node, index: int, storages: list[Storage]) -> int | None:

@@ -7,7 +7,13 @@ nobody else refers to it; otherwise it copies (torch/csrc/autograd/functions/acc
 
 import torch
 from torch import fx
-from torch._functorch._aot_autograd.descriptors import GradAOTOutput
+from torch._functorch._aot_autograd.descriptors import (
+    GradAOTOutput,
+    InputMutationAOTOutput,
+    PlainAOTInput,
+    TangentAOTInput,
+)
+from torch.utils import _pytree as pytree
 
 from fxremat.passes.joint import Joint, is_primal
 from fxremat.passes.storages import StorageTable, round_up
@@ -69,6 +75,8 @@ def _fits(gradient: torch.Tensor, variable: torch.Tensor) -> bool:
     """Is a gradient laid out as its variable wants it?"""
     if not _is_dense(variable):
         return gradient.is_contiguous()
+    if gradient.dim() != variable.dim():  # a broadcast one, which autograd sums
+        return False
     return all(
         size == 1 or mine == wanted
         for size, mine, wanted in zip(
@@ -87,3 +95,40 @@ def _is_dense(tensor: torch.Tensor) -> bool:
             return False
         expected *= size
     return True
+
+
+def drop_gradients_of_writes(
+    module: fx.GraphModule, num_forward_outputs: int, leaves: frozenset[int]
+) -> None:
+    """Let a leaf that the step writes to have no gradient by that, as in eager.
+
+    A leaf can only be written to without gradients, but AOTAutograd's backward hands it the tangent
+    of its new value, which is zero: an optimizer would take that for a gradient and move it.
+
+    Args:
+        module: A joint graph as AOTAutograd traced it; its output is edited.
+        num_forward_outputs: How many outputs belong to the forward.
+        leaves: Arguments that others have not computed.
+    """
+    (output,) = module.graph.find_nodes(op="output")
+    described = list(output.meta.get("desc", ()))
+
+    def is_of_write(position: int, value: object) -> bool:
+        each = described[position] if position < len(described) else None
+        if position < num_forward_outputs or not isinstance(each, GradAOTOutput):
+            return False
+        source = each.grad_of
+        tangent = value.meta.get("desc") if isinstance(value, fx.Node) else None
+        return (
+            isinstance(source, PlainAOTInput)
+            and source.idx in leaves
+            and isinstance(tangent, TangentAOTInput)
+            and isinstance(tangent.output, InputMutationAOTOutput)
+            and tangent.output.mutated_input == source
+        )
+
+    flat, spec = pytree.tree_flatten(output.args)
+    kept = [None if is_of_write(i, value) else value for i, value in enumerate(flat)]
+    if kept != flat:
+        output.args = pytree.tree_unflatten(kept, spec)
+        module.recompile()

@@ -16,6 +16,8 @@ from fxremat.passes.opcall import TensorSpec
 
 Bounds = dict[tuple[int, ...], int]  # place in the arguments -> index below which values are valid
 
+ONES = -1  # in place of a bound: every value is one
+
 _TILE = 1 << 16  # values that are really drawn; larger tensors repeat them, which is much faster
 _SEED = 20
 
@@ -73,6 +75,8 @@ _BOUNDS: dict[str, Callable[[tuple[object, ...]], Bounds]] = {
     "aten::embedding": lambda args: _table(args, 0, 1),
     "aten::embedding_dense_backward": _rows,
     "aten::_embedding_bag": lambda args: _table(args, 0, 1),
+    "aten::_embedding_bag_backward": lambda args: {(4,): ONES},  # of bags; empty ones cost nothing
+    "aten::_embedding_bag_dense_backward": lambda args: {(3,): ONES},
     "aten::_embedding_bag_forward_only": lambda args: _table(args, 0, 1),
     **dict.fromkeys(
         (
@@ -157,7 +161,7 @@ def _fill(flat: torch.Tensor, bound: int | None, *, positive: bool) -> None:
     elif bound is not None and bound > 1:
         tile = torch.randint(bound, (count,), generator=source, device="cpu")
     else:
-        flat.zero_()
+        flat.fill_(1 if bound == ONES else 0)
         return
     tile = tile.to(device=flat.device, dtype=flat.dtype)
     whole = flat.numel() // count * count

@@ -5,7 +5,7 @@ import logging
 import types
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,8 +20,7 @@ from torch._functorch._aot_autograd.descriptors import (
     InputMutationAOTOutput,
     PlainAOTOutput,
 )
-from torch._functorch._aot_autograd.schemas import OutputType
-from torch._guards import CompileContext, TracingContext
+from torch._guards import CompileContext
 from torch.utils._pytree import tree_leaves
 
 from fxremat.errors import FxrematError
@@ -134,7 +133,7 @@ def joint_of(module: torch.fx.GraphModule, num_forward_outputs: int) -> Joint:
 
     AOTAutograd makes the graph functional: what is written to an input is returned first, and
     copied into the input when the forward has run. It describes inputs and outputs in
-    ``meta["desc"]``, and which outputs it makes from inputs in the context of the trace.
+    ``meta["desc"]``.
     """
     (output,) = module.graph.find_nodes(op="output")
     descriptions = list(output.meta.get("desc", ()))[:num_forward_outputs]
@@ -146,51 +145,57 @@ def joint_of(module: torch.fx.GraphModule, num_forward_outputs: int) -> Joint:
     )
     inner = (InputMutationAOTOutput, ForwardTokenAOTOutput)
     updates = frozenset(i for i, d in enumerate(descriptions) if isinstance(d, inner))
-    borrowed = _made_from_inputs()
-    lent = frozenset(
-        i for i, d in enumerate(descriptions) if isinstance(d, PlainAOTOutput) and d.idx in borrowed
-    )
-    return Joint(module, num_forward_outputs, mutated, updates, lent)
-
-
-def _made_from_inputs() -> frozenset[int]:
-    """Outputs of the graph in progress that the runtime makes from inputs."""
-    context = TracingContext.try_get()
-    metadata = context.fw_metadata if context is not None else None
-    from_inputs = (OutputType.alias_of_input, OutputType.is_input)
-    found = metadata.output_info if metadata is not None else ()
-    return frozenset(i for i, info in enumerate(found) if info.output_type in from_inputs)
+    return Joint(module, num_forward_outputs, mutated, updates)
 
 
 @dataclass(frozen=True)
 class Shared:
-    """Outputs with a gradient of their own that refer to memory of others.
+    """Outputs that refer to memory of others; AOTAutograd makes them when the graph has run.
 
-    AOTAutograd rebuilds them when the graph has run, and autograd adds their gradients up outside.
+    Autograd adds up the gradients of such outputs outside the graph.
 
     Attributes:
+        lent: Outputs that are made from arguments.
         beside_bytes: Gradients of arguments that come by such outputs; held until the graph's own
             arrive. [bytes]
         turn_bytes: At most held while gradients of views of one value are added up, before the
             backward's graph begins. [bytes]
     """
 
+    lent: frozenset[int] = frozenset()
     beside_bytes: int = 0
     turn_bytes: int = 0
+
+    def within(self, joint: Joint) -> Joint:
+        """A joint graph of the same function, with what is known of its outputs."""
+        (output,) = joint.graph.find_nodes(op="output")
+        described = list(output.meta.get("desc", ()))[: joint.num_forward_outputs]
+        lent = frozenset(
+            i
+            for i, d in enumerate(described)
+            if isinstance(d, PlainAOTOutput) and d.idx in self.lent
+        )
+        return replace(joint, lent=lent, beside_bytes=self.beside_bytes, turn_bytes=self.turn_bytes)
 
 
 def shared_outputs(graph: torch.fx.GraphModule) -> Shared:
     """Find the outputs of a Dynamo graph that are views of arguments, or of one another."""
     (output,) = graph.graph.find_nodes(op="output")
-    nodes = dict.fromkeys(n for n in tree_leaves(output.args) if isinstance(n, torch.fx.Node))
+    returned = [n for n in tree_leaves(output.args) if isinstance(n, torch.fx.Node)]
     given = {
         _storage_of(value)
         for node in graph.graph.find_nodes(op="placeholder")
         if isinstance(value := node.meta.get("example_value"), torch.Tensor)
-    }
+    } - {-1}
+    values = [node.meta.get("example_value") for node in returned]
+    lent = frozenset(
+        i
+        for i, value in enumerate(values)
+        if isinstance(value, torch.Tensor) and _storage_of(value) in given
+    )
     seen: set[int] = set()
     beside_bytes = turn_bytes = 0
-    for value in (node.meta.get("example_value") for node in nodes):
+    for value in {id(value): value for value in values}.values():
         if not isinstance(value, torch.Tensor) or not value.requires_grad:
             continue
         if (storage := _storage_of(value)) == -1:
@@ -202,7 +207,7 @@ def shared_outputs(graph: torch.fx.GraphModule) -> Shared:
         elif storage in seen:
             turn_bytes += 2 * whole_bytes + own_bytes
         seen.add(storage)
-    return Shared(beside_bytes, turn_bytes)
+    return Shared(lent, beside_bytes, turn_bytes)
 
 
 def _storage_of(value: torch.Tensor) -> int:

@@ -141,8 +141,23 @@ def _bind(job: Job, *, positive: bool) -> Run:
     bounds = index_bounds(job.operator, job.args)
     args = cast("tuple[object, ...]", materialise(job.args, bounds, positive=positive))
     kwargs = cast("dict[str, object]", materialise(job.kwargs, {}, positive=positive))
+    if job.operator == "aten::mkldnn_rnn_layer_backward":
+        args = _with_workspace(args)
     target = job.target
     return lambda: target(*args, **kwargs)
+
+
+def _with_workspace(args: tuple[object, ...]) -> tuple[object, ...]:
+    """Arguments of oneDNN's RNN gradient with the workspace of a real forward.
+
+    It holds what no tensor type shows; another one ends the process.
+    """
+    reverse, mode, hidden, layers, biases, train, both, batches, first = args[13:22]
+    forward: Callable[..., tuple[torch.Tensor, ...]] = torch.ops.aten.mkldnn_rnn_layer.default
+    made = forward(
+        *args[:7], reverse, batches, mode, hidden, layers, biases, both, first, train
+    )  # fmt: skip
+    return (*args[:-1], made[3])
 
 
 def held_inside(events: tuple[AllocationEvent, ...]) -> tuple[int, int]:

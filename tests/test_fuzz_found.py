@@ -56,13 +56,11 @@ def every_second(x: torch.Tensor) -> torch.Tensor:
     return h.sum(1)
 
 
-
 @pytest.mark.parametrize("step", [row, late_rows, diagonal, every_second])
 def test_a_copy_into_a_view_allocates_the_whole_storage(
     step: Callable[[torch.Tensor], torch.Tensor],
 ) -> None:
     assert_exact(step, leaf(1, 60))
-
 
 
 @pytest.mark.parametrize(
@@ -79,10 +77,8 @@ def test_the_gradient_of_an_output_that_is_an_argument_is_counted_or_said(
     assert_exact(step, leaf(301, 40))
 
 
-
 def test_the_tangent_of_a_part_has_the_size_of_the_part() -> None:
     assert_exact(lambda x: torch.tanh(x)[:1], leaf(301, 40))
-
 
 
 def test_an_expanded_output_can_be_verified() -> None:
@@ -119,11 +115,9 @@ class Effect(Counting):
         return h, torch.linalg.inv(h.t() @ h + 3 * torch.eye(6)).detach()
 
 
-
 @pytest.mark.parametrize("kind", [Augmented, ViewReturned, Effect])
 def test_the_new_value_of_a_buffer_is_not_held_by_the_caller(kind: type[nn.Module]) -> None:
     assert_exact(kind(), leaf(67, 6))
-
 
 
 def test_randomness_that_nobody_reads_is_drawn_as_eager_draws_it() -> None:
