@@ -24,7 +24,7 @@ from tests.fuzzing.program import Program
 from tests.fuzzing.shrinking import shrink
 
 HANGING_S = 600.0  # a program that takes longer is taken for one that never ends [s]
-BATCH = 100  # programs for one process; a new one begins without what torch keeps
+BATCH = 100  # programs for one process at most; a new one begins without what torch keeps
 
 Found = tuple[int, Verdict, Program | None]
 """A seed, what became of its program, and the program where it failed."""
@@ -81,7 +81,8 @@ def results(
     seeds: Sequence[int], jobs: int, options: dict[str, Any], tries: int
 ) -> Iterator[Found]:
     """What became of the programs of some seeds, in the order in which they end."""
-    waiting = [list(seeds[start : start + BATCH]) for start in range(0, len(seeds), BATCH)][::-1]
+    size = min(BATCH, -(-len(seeds) // jobs))
+    waiting = [list(seeds[start : start + size]) for start in range(0, len(seeds), size)][::-1]
     workers: list[Worker] = []
     while waiting or workers:
         while waiting and len(workers) < jobs:

@@ -172,7 +172,11 @@ def _check_peak(run: Run, fraction: float) -> None:
     Raises:
         Broken: It holds more or less.
     """
-    above_bytes = run.peak_bytes()
+    try:
+        above_bytes = run.peak_bytes()
+    except Exception as error:
+        kind = f"raised {type(error).__name__} with the loss of verify"
+        raise Broken(kind, str(error)) from error
     report = fxremat.report(run.net)
     measured_bytes = above_bytes + report.resident_bytes
     words = (

@@ -1,0 +1,139 @@
+"""What random programs have found, a small program for each cause.
+
+Those marked as not mended yet must fail: the mark goes with the fault.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fxremat
+from tests.steps import QUICK
+
+not_mended = pytest.mark.xfail(strict=True, reason="found by random programs, not mended yet")
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> None:
+    torch._dynamo.reset()
+
+
+def leaf(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, requires_grad=True)
+
+
+def assert_exact(fn: Callable[..., Any], *args: torch.Tensor) -> None:
+    """The step without recomputation holds what is predicted, and shows the right bits."""
+    check = fxremat.verify(fn, args, budget="100%", repeats=1, **QUICK)
+    assert not any(check.differing.values())
+    assert check.measured_peak_bytes == check.predicted_peak_bytes
+
+
+def row(x: torch.Tensor) -> torch.Tensor:
+    h = torch.zeros(301, 60)
+    h[:1] = x
+    return h.sum(1)
+
+
+def late_rows(x: torch.Tensor) -> torch.Tensor:
+    h = torch.zeros(301, 60)
+    h[100:].copy_(x)
+    return h.sum(1)
+
+
+def diagonal(x: torch.Tensor) -> torch.Tensor:
+    h = torch.zeros(301, 60)
+    h.diagonal().copy_(x[0])
+    return h.sum(1)
+
+
+def every_second(x: torch.Tensor) -> torch.Tensor:
+    h = torch.zeros(301, 60)
+    h[:, ::2] = x[:, ::2]
+    return h.sum(1)
+
+
+@not_mended
+@pytest.mark.parametrize("step", [row, late_rows, diagonal, every_second])
+def test_a_copy_into_a_view_allocates_the_whole_storage(
+    step: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    assert_exact(step, leaf(1, 60))
+
+
+@not_mended
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda x: (x.view(-1)[:1], x.sin().sum()),
+        lambda x: (x, torch.tanh(x)),
+    ],
+    ids=["a view", "itself"],
+)
+def test_the_gradient_of_an_output_that_is_an_argument_is_counted_or_said(
+    step: Callable[[torch.Tensor], Any],
+) -> None:
+    assert_exact(step, leaf(301, 40))
+
+
+@not_mended
+def test_the_tangent_of_a_part_has_the_size_of_the_part() -> None:
+    assert_exact(lambda x: torch.tanh(x)[:1], leaf(301, 40))
+
+
+@not_mended
+def test_an_expanded_output_can_be_verified() -> None:
+    assert_exact(lambda x: x.sin().sum(0, keepdim=True).expand(5, 40), leaf(301, 40))
+
+
+class Counting(nn.Module):
+    """It counts its calls; the way is a parameter of the tests."""
+
+    steps: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(500))
+
+
+class Augmented(Counting):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.steps += 1
+        return x.sin()
+
+
+class ViewReturned(Counting):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        view = self.steps[1:]
+        self.steps.add_(0.5)
+        return x.sin(), view
+
+
+class Effect(Counting):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.steps.mul_(0.9)
+        h = x.sin()
+        return h, torch.linalg.inv(h.t() @ h + 3 * torch.eye(6)).detach()
+
+
+@not_mended
+@pytest.mark.parametrize("kind", [Augmented, ViewReturned, Effect])
+def test_the_new_value_of_a_buffer_is_not_held_by_the_caller(kind: type[nn.Module]) -> None:
+    assert_exact(kind(), leaf(67, 6))
+
+
+@not_mended
+def test_randomness_that_nobody_reads_is_drawn_as_eager_draws_it() -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        torch.rand_like(x)
+        return x.tanh()
+
+    states = []
+    for call in (step, fxremat.optimize(step, "100%", **QUICK)):
+        torch.manual_seed(3)
+        call(leaf(8, 8)).sum().backward()
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)
