@@ -1,11 +1,11 @@
-# make demo | test | models | check | cuda | bench | format | clean; each installs what it needs into .venv first.
+# make demo | test | models | fuzz | check | cuda | bench | format | clean; each installs what it needs into .venv first.
 # `make check test` runs both.
 
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: demo test models check cuda bench format install clean
+.PHONY: demo test models fuzz check cuda bench format install clean
 .DEFAULT_GOAL := demo
 
 demo: $(INSTALLED)
@@ -16,6 +16,9 @@ test: $(INSTALLED)
 
 models: $(INSTALLED)
 	$(BIN)/python -m pytest -m slow
+
+fuzz: $(INSTALLED)
+	$(BIN)/python -m tests.fuzz --programs 2000 --seed 0 --jobs 2
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .

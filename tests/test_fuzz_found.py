@@ -1,7 +1,4 @@
-"""What random programs have found, a small program for each cause.
-
-Those marked as not mended yet must fail: the mark goes with the fault.
-"""
+"""What random programs have found, a small program for each cause."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,8 +9,6 @@ from torch import nn
 
 import fxremat
 from tests.steps import QUICK
-
-not_mended = pytest.mark.xfail(strict=True, reason="found by random programs, not mended yet")
 
 
 @pytest.fixture(autouse=True)
