@@ -2,8 +2,8 @@
 
 Each distinct call runs on made-up inputs of its own sizes, strides and types, one at a time. First
 all calls run inside one profile, which shows what each holds inside itself and warms it up; then
-each is timed. A call that cannot be run so is priced by the roofline model, with no workspace, and
-the table says why under ``guessed``.
+each is timed. A call that cannot be run so is priced by the roofline model, its workspace is taken to
+be as large as its inputs and results, and the table says why under ``guessed``.
 """
 
 import time
@@ -111,7 +111,10 @@ def _measure(
             costs.update(_measure_cuda([job for job in jobs if job.on_cuda], bench))
     rest = {key: call for key, call in calls.items() if key not in costs}
     estimates, _ = estimate(rest) if rest else ({}, {})
-    costs.update({key: Cost(estimates[key].cost_ns) for key in rest})
+    failed = {job.key for job in jobs}  # those that are not run at all hold what nobody can tell
+    for key in rest:
+        workspace_bytes = estimates[key].touched_bytes if key in failed else 0
+        costs[key] = Cost(estimates[key].cost_ns, workspace_bytes)
     bench.report_done()
     return costs, {key: bench.reasons[key] for key in rest}
 

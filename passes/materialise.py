@@ -77,6 +77,10 @@ _BOUNDS: dict[str, Callable[[tuple[object, ...]], Bounds]] = {
     "aten::_embedding_bag": lambda args: _table(args, 0, 1),
     "aten::_embedding_bag_backward": lambda args: {(4,): ONES},  # of bags; empty ones cost nothing
     "aten::_embedding_bag_dense_backward": lambda args: {(3,): ONES},
+    **dict.fromkeys(
+        ("aten::linalg_lu_solve", "aten::lu_unpack", "aten::linalg_ldl_solve"),
+        lambda args: {(1,): ONES},  # pivots count from one
+    ),
     "aten::_embedding_bag_forward_only": lambda args: _table(args, 0, 1),
     **dict.fromkeys(
         (

@@ -12,6 +12,8 @@ from torch import fx
 from torch._functorch.partitioners import default_partition
 
 from fxremat.passes.effects import is_random
+from fxremat.passes.joint import Joint
+from fxremat.passes.phases import forward_names
 
 
 def reference_partition(
@@ -36,8 +38,34 @@ def reference_partition(
     forward, backward = default_partition(
         module, inputs, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=indices
     )
+    _keep_draws(module, num_fwd_outputs, forward)
     for node in reversed(backward.graph.nodes):
         if node.op == "call_function" and not node.users and is_random(node):
             backward.graph.erase_node(node)
     backward.recompile()
     return forward, backward
+
+
+def _keep_draws(joint: fx.GraphModule, num_forward_outputs: int, forward: fx.GraphModule) -> None:
+    """Put back the random draws of the forward that nobody reads, where eager makes them."""
+    names = forward_names(Joint(joint, num_forward_outputs))
+    present = {node.name: node for node in forward.graph.nodes}
+    nodes = list(joint.graph.nodes)
+    for position, node in enumerate(nodes):
+        if node.name in present or node.name not in names or not is_random(node):
+            continue
+        (output,) = forward.graph.find_nodes(op="output")
+        later = (present[n.name] for n in nodes[position:] if n.name in present)
+        after = next((n for n in later if n.op == "call_function"), output)
+        with forward.graph.inserting_before(after):
+            _copy(node, forward.graph, present)
+    forward.recompile()
+
+
+def _copy(node: fx.Node, graph: fx.Graph, present: dict[str, fx.Node]) -> fx.Node:
+    """A copy of a node, after copies of what it needs that is not there."""
+    if node.name not in present:
+        for needed in node.all_input_nodes:
+            _copy(needed, graph, present)
+        present[node.name] = graph.node_copy(node, lambda n: present[n.name])
+    return present[node.name]

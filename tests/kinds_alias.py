@@ -290,10 +290,10 @@ HOLD = (
     written_by_index, cache_written, input_handed_back, arguments_of_one_storage,
     one_tensor_twice, one_output_twice, activations_in_place, detached_in_place,
     parts_of_weights, embedding_renormed, folded_windows,
+    outputs_written_by_slice, narrowed_and_selected_written,
 )  # fmt: skip
 # AOTAutograd adds up gradients in another order than eager, or draws where eager does not.
 AS_TRACED: tuple[Make, ...] = (metadata_written,)
-# The bits hold; what the floor's plan holds is not what was predicted, or cannot be verified.
-UNMEASURED: tuple[Make, ...] = (outputs_written_by_slice, narrowed_and_selected_written)
+UNMEASURED: tuple[Make, ...] = ()
 OPEN: tuple[Make, ...] = ()
 REFUSED: tuple[Make, ...] = ()

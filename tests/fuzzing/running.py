@@ -7,6 +7,9 @@ import torch
 from torch import nn
 
 from fxremat.check import same_bits
+from fxremat.compiling import ReferenceTrace
+from fxremat.install import Installed
+from fxremat.options import make_options
 from fxremat.passes.meter import measure_peak
 from fxremat.passes.seeding import seeded_loss, tensors_in, unit
 
@@ -114,13 +117,7 @@ class References:
 def traced_by_torch(net: nn.Module) -> Any:
     """The step as AOTAutograd makes it, without a plan.
 
-    Its default partition: the other one reads buffers again that were written meanwhile.
+    Its default partition, with the draws that nobody reads: the other one reads buffers again that
+    were written meanwhile.
     """
-    backend = "aot_eager_default_partitioner"
-    compiled = torch.compile(net, backend=backend, fullgraph=True, dynamic=False)
-
-    def call(*args: Any) -> Any:
-        with torch._dynamo.config.patch(allow_rnn=True):
-            return compiled(*args)
-
-    return call
+    return Installed(net._call_impl, net, make_options("1TiB", {}), trace=ReferenceTrace)
