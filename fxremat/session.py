@@ -1,5 +1,6 @@
 """What one optimised module or function knows: its options, its graphs, which of them ran last."""
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -159,10 +160,17 @@ class Session:
     turned: bool = False  # a backward has begun since the last forward
     existing_bytes: int = 0
     alone: bool = True
+    here: threading.local = field(default_factory=threading.local)  # this thread's call
+
+    @property
+    def idle(self) -> bool:
+        """Has no planned graph run since this thread's call began?"""
+        return bool(getattr(self.here, "idle", False))
 
     def begin(self, existing_bytes: int) -> None:
         """A call starts, and finds gradients of so many bytes."""
         self.ran = []
+        self.here.idle = True
         self.existing_bytes = existing_bytes
         self.told = True
         self.started_s = time.perf_counter()
@@ -200,6 +208,7 @@ class Session:
                 _check_piece(each.plan, each.plan.peak_bytes + more_bytes)
             held_bytes += each.held_bytes
         self.ran = ran
+        self.here.idle = False
 
     def only_plan(self) -> Plan:
         """The plan of the last call, which ran one graph.
