@@ -13,7 +13,9 @@ from fxremat.backend import compiled_session
 from fxremat.compiling import Backend, Trace, bytes_on, gradients_of, storages_in
 from fxremat.errors import CaptureError, FxrematError, OptionError
 from fxremat.options import Options
+from fxremat.passes.bypass import finding_plans, kept_off, refusal, see_plans
 from fxremat.passes.failures import explain
+from fxremat.passes.seeding import tensors_in
 from fxremat.passes.select import mark
 from fxremat.passes.tangents import tangents_held
 from fxremat.passes.tracing import (
@@ -24,6 +26,7 @@ from fxremat.passes.tracing import (
 )
 from fxremat.reporting import RematReport
 from fxremat.session import Session
+from fxremat.unplanned import computed, nested, trainable, unplanned
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -33,6 +36,11 @@ Verifier = Callable[
 """Checks one call of a callable, and of the module that owns it, before it runs."""
 
 _SESSION = "__fxremat_session__"
+_disabled: Callable[[Any], Any] = torch._dynamo.disable(
+    reason="fxremat.optimize planned it and runs it: no fullgraph=True around it"
+)
+
+see_plans(lambda call: hasattr(call, _SESSION))
 
 
 class Installed:
@@ -58,6 +66,7 @@ class Installed:
         self.graph_inputs: dict[int, weakref.ref[torch.Tensor]] = {}  # leaves, by id
         self.completed = False
         self.verifier = verifier  # of the first call
+        self.inside: list[str] = []  # other optimised modules that Dynamo met in this one
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Parameters and buffers, used by the graph or not."""
@@ -97,6 +106,8 @@ class Installed:
             backend = Backend(self.session, self.tensors, with_gradients, self.trace)
 
             def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+                if self.inside:
+                    raise nested(self.session.name, self.inside)
                 self.remember(inputs)
                 return backend(graph, inputs)
 
@@ -112,11 +123,30 @@ class Installed:
             owner = self.owner() if self.owner is not None else None
             self.verifier(self.target, owner, args, kwargs, self.session.options)
             self.verifier = None  # once it has passed
+        if torch.compiler.is_exporting():  # asks for the mathematics, not for a step
+            return self.target(*args, **kwargs)
         existing_bytes = self.gradient_bytes()
         self.session.begin(existing_bytes)
-        compiled = self.compile(self.with_gradients(existing_bytes))
+        if self.never_runs():
+            given = (*self.tensors(), *tensors_in((args, kwargs)))
+            if torch.is_grad_enabled() and trainable(given):
+                raise unplanned(self.session.name)
+            return self.target(*args, **kwargs)
+        output = self.run(self.compile(self.with_gradients(existing_bytes)), args, kwargs)
+        if self.session.idle and torch.is_grad_enabled() and computed(output, (args, kwargs)):
+            raise unplanned(self.session.name)
+        return output
+
+    def never_runs(self) -> bool:
+        """Is it certain that no planned graph can run now?"""
+        cause = kept_off()
+        return "force_eager" in cause or bool(cause and not self.session.graphs)
+
+    def run(self, compiled: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run what was compiled, and say in our words why it could not be traced."""
+        self.inside.clear()
         try:
-            with tracing():
+            with tracing(), finding_plans(self.inside):
                 output = compiled(*args, **kwargs)
         except BackendCompilerFailed as failed:
             if isinstance(failed.inner_exception, FxrematError):
@@ -129,6 +159,10 @@ class Installed:
             ) from failed
         except TorchDynamoException as error:
             raise CaptureError(explain(error)) from error
+        except RuntimeError as error:
+            if cause := refusal(error):
+                raise unplanned(self.session.name, cause) from error
+            raise
         if self.session.options.keys is not None:
             output, _ = output
         if self.session.shares:
@@ -175,12 +209,15 @@ def optimize(target: F, options: Options, verifier: Verifier | None = None) -> F
     original = getattr(target, "__wrapped__", target) if hasattr(target, _SESSION) else target
     installed = Installed(original, None, options, verifier=verifier)
 
+    @_disabled
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         return installed(*args, **kwargs)
 
+    wrapper.__wrapped__ = original
     setattr(wrapper, _SESSION, installed.session)
-    return wrapper  # type: ignore[return-value]  # why: it has the signature of what it wraps
+    planned: F = wrapper
+    return planned
 
 
 def _install(module: nn.Module, options: Options, verifier: Verifier | None) -> None:
@@ -195,6 +232,7 @@ def _install(module: nn.Module, options: Options, verifier: Verifier | None) -> 
     _failures.pop(module, None)
     planted = weakref.ref(module)
 
+    @_disabled
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             output = installed(*args, **kwargs)
@@ -246,14 +284,14 @@ def report(target: Any) -> RematReport:
     if session is None:
         failure = _failures.get(target) if isinstance(target, nn.Module) else None
         if failure is not None:
-            raise FxrematError(
-                "this module is not optimised: its first call raised, so the plan was taken "
-                f"away ({failure})."
-            )
+            text = "this module is not optimised: its first call raised, so the plan was taken"
+            raise FxrematError(f"{text} away ({failure}).")
+        taken = getattr(target, "_compiled_call_impl", None) is not None
         raise FxrematError(
-            "this module or function bears no plan. fxremat.optimize(model, budget) gives it "
-            "one; copies "
-            "and loaded modules are plain and want a call of their own."
+            "this module or function bears no plan"
+            + (": it was compiled with module.compile(), which replaces one." if taken else ".")
+            + " fxremat.optimize(model, budget) gives it one; copies and loaded modules are plain "
+            "and want a call of their own."
         )
     return session.report()
 

@@ -1,6 +1,7 @@
 """What one optimised module or function knows: its options, its graphs, which of them ran last."""
 
 import gc
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -44,6 +45,7 @@ class Session:
     told: bool = False
     turned: bool = False  # a backward has begun since the last forward
     alone: bool = True
+    here: threading.local = field(default_factory=threading.local)  # this thread's call
     number: int = 0  # of the call
     waiting: "weakref.WeakKeyDictionary[Any, tuple[int, int]]" = field(
         default_factory=weakref.WeakKeyDictionary
@@ -64,9 +66,15 @@ class Session:
         """Gradients that the last call found. [bytes]"""
         return self.call.existing_bytes
 
+    @property
+    def idle(self) -> bool:
+        """Has no planned graph run since this thread's call began?"""
+        return bool(getattr(self.here, "idle", False))
+
     def begin(self, existing_bytes: int) -> None:
         """A call starts, and finds gradients of so many bytes."""
         self._next(existing_bytes)
+        self.here.idle = True
         self.told = True
         self.started_s = time.perf_counter()
 
@@ -109,6 +117,7 @@ class Session:
         if known is None and len(ran) > 1:
             _check_pieces(ran)
         self.call.ran.append(record)
+        self.here.idle = False
 
     def passed(
         self,

@@ -2,8 +2,8 @@
 
 Each distinct call runs on made-up inputs of its own sizes, strides and types, one at a time. First
 all calls run inside one profile, which shows what each holds inside itself and warms it up; then
-each is timed. A call that cannot be run so is priced by the roofline model, its workspace is taken to
-be as large as its inputs and results, and the table says why under ``guessed``.
+each is timed. A call that cannot be run so is priced by the roofline model, its workspace is taken
+to be as large as its inputs and results, and the table says why under ``guessed``.
 """
 
 import time

@@ -1,0 +1,43 @@
+"""Calls that would train without a plan: how they are told, and what is said of them."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from fxremat.errors import CaptureError, OptionError
+from fxremat.passes.bypass import kept_off
+from fxremat.passes.seeding import tensors_in
+
+
+def trainable(tensors: Iterable[torch.Tensor]) -> bool:
+    """Does one of them need gradients?"""
+    return any(tensor.requires_grad for tensor in tensors)
+
+
+def computed(output: Any, given: Any) -> bool:
+    """Does an output need gradients that is neither an argument nor a parameter itself?"""
+    known = {id(tensor) for tensor in tensors_in(given)}
+    return trainable(t for t in tensors_in(output) if not t.is_leaf and id(t) not in known)
+
+
+def unplanned(name: str, cause: str = "") -> CaptureError:
+    """The error of a call that trains without a plan."""
+    cause = cause or kept_off() or "something around it that keeps Dynamo from tracing"
+    return CaptureError(
+        f"{name} was called for training and no planned graph can run, so the budget would not "
+        f"hold: the cause is {cause}.\nRemedy: take that away, call it under torch.no_grad(), or "
+        "take the plan away with fxremat.restore(model)."
+    )
+
+
+def nested(name: str, inside: Iterable[str]) -> OptionError:
+    """The error of a call that has other optimised modules inside."""
+    names = ", ".join(dict.fromkeys(inside))
+    return OptionError(
+        f"{name} contains {names}, which has a plan of its own: one step cannot follow two. "
+        "Optimise the outer one alone (fxremat.restore takes the inner plan away), or the inner "
+        "one alone.",
+        "target",
+        name,
+    )

@@ -1,0 +1,98 @@
+"""Graphs between graph breaks under one plan, and forwards that wait for their backward."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fxremat
+from tests.steps import QUICK, same_gradients
+
+X = torch.randn(200, 16)
+PIECES: dict[str, Any] = {**QUICK, "fullgraph": False}
+
+
+class Broken(nn.Module):
+    """Three pieces, each with values that are cheap to make again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(
+            nn.ModuleList(nn.Linear(16, 16) for _ in range(3)) for _ in range(3)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.run(0, x)
+        torch._dynamo.graph_break()
+        x = self.run(1, x)
+        torch._dynamo.graph_break()
+        return self.run(2, x)
+
+    def run(self, part: int, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.parts[part]:  # type: ignore[attr-defined]  # why: it is a ModuleList
+            x = nn.functional.dropout(torch.tanh(layer(x)) * x.sin(), 0.1)
+        return x
+
+
+def step(model: nn.Module) -> torch.Tensor:
+    """One seeded step from fresh gradients; the generator's state after it."""
+    torch.manual_seed(3)
+    model.zero_grad()
+    model(X).square().sum().backward()
+    return torch.get_rng_state()
+
+
+def measured_bytes(model: nn.Module) -> int:
+    """Peak of a warm step with what is resident. [bytes]"""
+    model.zero_grad()
+    peak = fxremat.measure_peak(lambda: model(X).sum().backward())
+    return peak.peak_bytes + sum(t.nbytes for t in (*model.parameters(), X))
+
+
+def test_pieces_are_planned_together_from_the_second_call_on() -> None:
+    torch.manual_seed(0)
+    plain = Broken()
+    model = fxremat.optimize(copy.deepcopy(plain), "1GiB", **PIECES)
+    step(model)
+    report = fxremat.report(model)
+    assert any("3 pieces" in note for note in report.notes)
+    floor_bytes, baseline_bytes = report.floor_bytes, report.baseline_peak_bytes
+    assert floor_bytes < baseline_bytes
+    for budget_bytes in (baseline_bytes, (floor_bytes + baseline_bytes) // 2, floor_bytes):
+        model = fxremat.optimize(copy.deepcopy(plain), budget_bytes, **PIECES)
+        for _ in range(3):  # little is kept in the first call; then the plan of all runs
+            assert torch.equal(step(plain), step(model))
+            assert same_gradients(plain, model)
+        assert fxremat.report(model).predicted_peak_bytes <= budget_bytes
+        assert measured_bytes(model) <= budget_bytes + 8  # the caller's sum and its gradient
+    model = fxremat.optimize(copy.deepcopy(plain), floor_bytes - 1, **PIECES)
+    with pytest.raises(fxremat.InfeasibleBudgetError):
+        step(model)
+
+
+def test_a_percentage_is_of_all_pieces_together() -> None:
+    model = fxremat.optimize(Broken(), "90%", **PIECES)
+    step(model)
+    report = fxremat.report(model)
+    assert report.budget_bytes == report.baseline_peak_bytes * 9 // 10
+    step(model)
+    assert measured_bytes(model) <= report.budget_bytes + 8
+
+
+def test_forwards_that_wait_are_counted_and_the_number_that_fits_is_named() -> None:
+    model = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16))
+    fxremat.optimize(model, "1GiB", **QUICK)
+    model(X).sum().backward()
+    peak_bytes = fxremat.report(model).predicted_peak_bytes
+    fxremat.optimize(model, peak_bytes, **QUICK)
+    model.zero_grad()
+    waiting = model(X)
+    with pytest.raises(fxremat.InfeasibleBudgetError, match="room for 1 at once"):
+        model(X)
+    waiting.sum().backward()
+    model.zero_grad()
+    dropped = model(X)  # nothing waits any more
+    del dropped
+    model(X)
