@@ -12,7 +12,7 @@ demo: $(INSTALLED)
 	$(BIN)/python examples/gpt2.py
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 models: $(INSTALLED)
 	$(BIN)/python -m pytest -m slow

@@ -17,7 +17,7 @@ from fxremat.problem import Kind, RematProblem
 from fxremat.records import GraphRecord
 from fxremat.simulate import Schedule, simulate
 
-_CLOSE = 1 << 20  # the least budget is searched until no more than this part of the way is open
+_CLOSE = 256  # the least budget is searched until no more than this part of the way is open
 
 
 @dataclass(frozen=True, slots=True)

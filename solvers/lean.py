@@ -18,7 +18,7 @@ from fxremat.solvers.greedy import greedy_choices
 from fxremat.solvers.search import Clock
 from fxremat.solvers.within import within
 
-_HALVINGS = 6  # of the way between what must be kept and what a cheap choice keeps
+_HALVINGS = 2  # of the way between what must be kept and what a cheap choice keeps
 
 
 def lean(problem: RematProblem, budget_bytes: int, *, time_limit_s: float) -> Solution:
