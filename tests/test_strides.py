@@ -115,4 +115,6 @@ def test_outputs_that_are_views_of_each_other_are_noted() -> None:
     x = torch.randn(4, 3, requires_grad=True)
     step = fxremat.optimize(views, "1MiB", **QUICK)
     step(x)[0].sum().backward()
-    assert any("views of arguments or of one another" in note for note in fxremat.report(step).notes)
+    assert any(
+        "views of arguments or of one another" in note for note in fxremat.report(step).notes
+    )
