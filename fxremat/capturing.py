@@ -11,12 +11,11 @@ from fxremat.compiling import Trace, require_device
 from fxremat.errors import CaptureError
 from fxremat.install import Installed
 from fxremat.options import make_options
-from fxremat.passes.tracing import joint_of
+from fxremat.passes.recurrent import as_it_runs
 from fxremat.pipeline import pose
+from fxremat.planning import UNLIMITED
 from fxremat.problem import RematProblem
 from fxremat.progress import TRACING, Progress
-
-UNLIMITED = 1 << 62  # the budget of a capture, which plans nothing
 
 
 class Captured(BaseException):
@@ -39,14 +38,16 @@ class _Capture(Trace):
         static_lifetime_input_indices: Sequence[int] | None = None,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         options = self.session.options
-        posed = pose(
-            joint_of(module, num_fwd_outputs),
-            options,
-            resident_bytes=self.resident_bytes,
-            device=self.device,
-            progress=Progress(options.progress),
-            name=self.session.name,
-        )
+        joint = self.joint(module, num_fwd_outputs)
+        with as_it_runs(mkldnn=self.mkldnn):
+            posed = pose(
+                joint,
+                options,
+                resident_bytes=self.resident_bytes,
+                device=self.device,
+                progress=Progress(options.progress),
+                name=self.session.name,
+            )
         raise Captured(posed.problem)
 
 

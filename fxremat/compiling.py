@@ -19,7 +19,7 @@ from fxremat.passes.cublas import cublas_bytes
 from fxremat.passes.ends import ends_of
 from fxremat.passes.gradients import drop_gradients_of_writes
 from fxremat.passes.inner import is_unknown
-from fxremat.passes.joint import primals_of, target_name
+from fxremat.passes.joint import Joint, primals_of, target_name
 from fxremat.passes.recurrent import (
     as_it_runs,
     mkldnn_enabled,
@@ -203,17 +203,22 @@ class Trace:
         static_lifetime_input_indices: Sequence[int] | None = None,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """AOTAutograd's partitioner."""
-        drop_gradients_of_writes(module, num_fwd_outputs, self.leaves)
         trace_s = time.perf_counter() - self.start_s
+        joint = self.joint(module, num_fwd_outputs)
         with as_it_runs(mkldnn=self.mkldnn):
-            planned = self._plan(module, num_fwd_outputs)
+            planned = self._plan(joint)
         self.keep(planned, trace_s)
         return planned.graphs.forward, planned.graphs.backward
 
-    def _plan(self, module: fx.GraphModule, num_fwd_outputs: int) -> Planned:
+    def joint(self, module: fx.GraphModule, num_fwd_outputs: int) -> Joint:
+        """The joint graph with what is known of its ends."""
+        drop_gradients_of_writes(module, num_fwd_outputs, self.leaves)
+        return self.shared.within(joint_of(module, num_fwd_outputs))
+
+    def _plan(self, joint: Joint) -> Planned:
         asked = self.session.options.budget
         return partition(
-            self.shared.within(joint_of(module, num_fwd_outputs)),
+            joint,
             asked if self.target_bytes is None else Budget(self.target_bytes),
             self.session.options,
             resident_bytes=self.resident_bytes,

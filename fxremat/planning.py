@@ -16,7 +16,7 @@ from fxremat.solvers.lean import lean
 
 log = logging.getLogger("fxremat")
 
-UNLIMITED = 1 << 62  # where the budget is a share of something that is not known yet
+UNLIMITED = 1 << 62  # the budget where none is known yet, or nothing is planned
 
 
 @lru_cache(maxsize=64)

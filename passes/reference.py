@@ -1,8 +1,8 @@
 """The reference: AOTAutograd's default partition, run by the same executor.
 
-It is torch's own partitioner, so that a fault of ours cannot hide in it, with one repair: fx counts
-random operators as impure, so the partition leaves dead ones in the backward, where they would draw
-from the generator once more.
+It is torch's own partitioner, so that a fault of ours cannot hide in it, with two repairs, both
+since fx counts random operators as impure: the partition leaves dead ones in the backward, where
+they would draw from the generator once more, and takes those that nobody reads for saved values.
 """
 
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ from typing import Any
 from torch import fx
 from torch._functorch.partitioners import default_partition
 
-from fxremat.passes.effects import is_random
-from fxremat.passes.joint import Joint
+from fxremat.passes.effects import has_effect, is_random
+from fxremat.passes.joint import Joint, copy_graph
 from fxremat.passes.phases import forward_names
 
 
@@ -36,7 +36,10 @@ def reference_partition(
     """
     indices = list(static_lifetime_input_indices or ())
     forward, backward = default_partition(
-        module, inputs, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=indices
+        _without_unread_draws(module),
+        inputs,
+        num_fwd_outputs=num_fwd_outputs,
+        static_lifetime_input_indices=indices,
     )
     _keep_draws(module, num_fwd_outputs, forward)
     for node in reversed(backward.graph.nodes):
@@ -44,6 +47,18 @@ def reference_partition(
             backward.graph.erase_node(node)
     backward.recompile()
     return forward, backward
+
+
+def _without_unread_draws(joint: fx.GraphModule) -> fx.GraphModule:
+    """The joint graph less the random operators that nobody reads.
+
+    The partition would take their results for saved values, and run them in the backward as well.
+    """
+    graph, _ = copy_graph(joint.graph)
+    for node in reversed(graph.nodes):
+        if node.op == "call_function" and not node.users and not has_effect(node):
+            graph.erase_node(node)
+    return fx.GraphModule(joint, graph)
 
 
 def _keep_draws(joint: fx.GraphModule, num_forward_outputs: int, forward: fx.GraphModule) -> None:

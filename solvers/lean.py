@@ -33,7 +33,7 @@ def lean(problem: RematProblem, budget_bytes: int, *, time_limit_s: float) -> So
         The schedule, without a bound on its time; none where the search found none.
     """
     clock = Clock(time_limit_s)
-    nothing = expand(problem, ())
+    nothing = expand(problem, problem.outputs if problem.outputs_held else ())
     if simulate(problem, nothing).peak_bytes <= budget_bytes:
         return Solution(nothing, message="keeps nothing that can be made again")
     schedules = list(_schedules(problem, budget_bytes, clock))

@@ -128,3 +128,17 @@ def test_sparse_tensors_are_refused_by_name() -> None:
     with pytest.raises(fxremat.FxrematError) as caught:
         fxremat.capture(sparse, (X.clone().requires_grad_(),), **QUICK)
     assert "test_capture.py" in str(caught.value)
+
+
+def test_a_captured_problem_is_that_of_the_optimised_step() -> None:
+    def views(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = (x * 2).sin().exp()
+        return y, y[1:]
+
+    x = torch.randn(9, 5, requires_grad=True)
+    problem = fxremat.capture(views, (x,), **QUICK)
+    step = fxremat.optimize(views, "1MiB", **QUICK)
+    step(x)[0].sum().backward()
+    report = fxremat.report(step)
+    assert fxremat.plan(problem, "1MiB").peak_bytes == report.predicted_peak_bytes
+    assert fxremat.frontier(problem, 2)[-1].peak_bytes == report.floor_bytes

@@ -126,3 +126,12 @@ def test_randomness_that_nobody_reads_is_drawn_as_eager_draws_it() -> None:
         call(leaf(8, 8)).sum().backward()
         states.append(torch.get_rng_state())
     assert torch.equal(*states)
+
+
+def test_a_step_with_randomness_that_nobody_reads_can_be_verified() -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = x + torch.randn_like(x)
+        nn.functional.dropout(y, 0.5)
+        return y.tanh() * torch.rand_like(x)
+
+    assert_exact(step, leaf(8, 8))
