@@ -50,6 +50,7 @@ class Backend:
         with_gradients: Parameters have gradients when the step begins; False: count those that
             are there when the graph is compiled, unless the options say that they are freed.
         trace: What takes a graph through AOTAutograd.
+        outside_bytes: What is known to stay on the device besides tensors. [bytes]
     """
 
     def __init__(
@@ -58,8 +59,10 @@ class Backend:
         held: Callable[[], Iterable[torch.Tensor]] = tuple,
         with_gradients: bool = False,
         trace: "type[Trace] | None" = None,
+        outside_bytes: int = 0,
     ) -> None:
         self.session = session
+        self.outside_bytes = outside_bytes
         self.trace = trace or Trace
         self.held = held
         self.with_gradients = with_gradients
@@ -76,6 +79,7 @@ class Backend:
         device = device_of(given)
         resident = [*given, *self.held()]
         total_bytes = bytes_on(device, resident) + reserve_bytes(options.reserve)
+        total_bytes += self.outside_bytes
         existing_bytes = 0
         if self.with_gradients:
             existing_bytes = expected_gradient_bytes(device, resident)
