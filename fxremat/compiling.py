@@ -70,6 +70,7 @@ class Backend:
         with_gradients: Parameters have gradients when the step begins; False: count those that
             are there when the graph is compiled, unless the options say that they are freed.
         trace: What takes a graph through AOTAutograd.
+        outside_bytes: What is known to stay on the device besides tensors. [bytes]
     """
 
     def __init__(
@@ -78,8 +79,10 @@ class Backend:
         held: Callable[[], Iterable[torch.Tensor]] = tuple,
         with_gradients: bool = False,
         trace: "type[Trace] | None" = None,
+        outside_bytes: int = 0,
     ) -> None:
         self.session = session
+        self.outside_bytes = outside_bytes
         self.trace = trace or Trace
         self.held = held
         self.with_gradients = with_gradients
@@ -102,6 +105,7 @@ class Backend:
         elif options.gradients == "auto":
             existing_bytes = bytes_on(device, gradients_of(resident))
         fixed_bytes = reserve_bytes(options.reserve) + existing_bytes + cublas_bytes(device)
+        fixed_bytes += self.outside_bytes
         piece = self.piece(device, given, existing_bytes, fixed_bytes)
         total_bytes = bytes_on(device, resident) + fixed_bytes + piece.others_bytes
         trace = self.trace(self.session, device, total_bytes, piece, self.held)

@@ -14,6 +14,7 @@ from fxremat.compiling import Backend, Trace, bytes_on, gradients_of, storages_i
 from fxremat.errors import CaptureError, FxrematError, OptionError
 from fxremat.options import Options
 from fxremat.passes.bypass import finding_plans, kept_off, refusal, see_plans
+from fxremat.passes.ddp import HINT, bucket_bytes, is_ddp
 from fxremat.passes.failures import explain
 from fxremat.passes.seeding import tensors_in
 from fxremat.passes.select import mark
@@ -26,7 +27,7 @@ from fxremat.passes.tracing import (
 )
 from fxremat.reporting import RematReport
 from fxremat.session import Session
-from fxremat.unplanned import computed, nested, trainable, unplanned
+from fxremat.unplanned import computed, nested, outside, trainable, uncounted, unplanned
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -62,7 +63,7 @@ class Installed:
         self.trace = trace
         self.owner = None if owner is None else weakref.ref(owner)
         self.session = Session(options, name=_name(owner if owner is not None else target))
-        self.compiled: dict[bool, Callable[..., Any]] = {}
+        self.compiled: dict[tuple[int, ...], Callable[..., Any]] = {}
         self.graph_inputs: dict[int, weakref.ref[torch.Tensor]] = {}  # leaves, by id
         self.completed = False
         self.verifier = verifier  # of the first call
@@ -100,10 +101,13 @@ class Installed:
 
     def compile(self, with_gradients: bool) -> Callable[..., Any]:
         """The compiled callable for one of the two kinds of step."""
-        if with_gradients not in self.compiled:
+        outside_bytes = bucket_bytes()
+        # torch 2.11 does not guard on which parameters need gradients
+        key = (with_gradients, outside_bytes, *(t.requires_grad for t in self.tensors()))
+        if key not in self.compiled:
             tangents_held()  # cannot be asked inside a trace
             options = self.session.options
-            backend = Backend(self.session, self.tensors, with_gradients, self.trace)
+            backend = Backend(self.session, self.tensors, with_gradients, self.trace, outside_bytes)
 
             def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
                 if self.inside:
@@ -112,10 +116,10 @@ class Installed:
                 return backend(graph, inputs)
 
             traced = _traced(self.target, options)
-            self.compiled[with_gradients] = torch.compile(
+            self.compiled[key] = torch.compile(
                 traced, backend=compile_graph, fullgraph=options.fullgraph, dynamic=False
             )
-        return self.compiled[with_gradients]
+        return self.compiled[key]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One forward."""
@@ -135,6 +139,9 @@ class Installed:
         output = self.run(self.compile(self.with_gradients(existing_bytes)), args, kwargs)
         if self.session.idle and torch.is_grad_enabled() and computed(output, (args, kwargs)):
             raise unplanned(self.session.name)
+        told = self.session.options.fullgraph or self.session.options.reserve != 0
+        if not told and (found := outside(output, (args, kwargs))):
+            raise uncounted(self.session.name, found)
         return output
 
     def never_runs(self) -> bool:
@@ -197,6 +204,8 @@ _failures: "weakref.WeakKeyDictionary[nn.Module, str]" = weakref.WeakKeyDictiona
 
 def optimize(target: F, options: Options, verifier: Verifier | None = None) -> F:
     """Put a plan between a callable and its callers; see ``fxremat.optimize``."""
+    if is_ddp(target):
+        raise OptionError(HINT, "target", target)
     if isinstance(target, nn.Module):
         _install(target, options, verifier)
         return target

@@ -21,6 +21,37 @@ def computed(output: Any, given: Any) -> bool:
     return trainable(t for t in tensors_in(output) if not t.is_leaf and id(t) not in known)
 
 
+def outside(output: Any, given: Any) -> list[str]:
+    """Backward nodes that keep tensors and belong to no planned graph, by name."""
+    stop = {t.grad_fn for t in tensors_in(given)}
+    stack = [t.grad_fn for t in tensors_in(output)]
+    seen, found = {None, *stop}, []
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if not node.name().startswith("CompiledFunction") and _keeps_tensors(node):
+            found.append(node.name())
+        stack.extend(follower for follower, _ in node.next_functions)
+    return sorted(set(found))
+
+
+def _keeps_tensors(node: torch.autograd.graph.Node) -> bool:
+    saved = (getattr(node, name) for name in dir(node) if name.startswith("_saved_"))
+    return any(isinstance(value, torch.Tensor) for value in saved)
+
+
+def uncounted(name: str, found: Iterable[str]) -> CaptureError:
+    """The error of a call whose pieces leave operators to eager execution."""
+    return CaptureError(
+        f"between its graph breaks {name} runs operators that belong to no planned graph and keep "
+        f"tensors that no plan counts ({', '.join(found)}): Dynamo does not trace the forwards of "
+        "torch.nn's own containers in pieces. Remedy: move the graph break out of the container, "
+        "write its loop in a forward of your own, or say with reserve= what they hold."
+    )
+
+
 def unplanned(name: str, cause: str = "") -> CaptureError:
     """The error of a call that trains without a plan."""
     cause = cause or kept_off() or "something around it that keeps Dynamo from tracing"

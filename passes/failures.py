@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from torch._dynamo.exc import TorchDynamoException, TorchRuntimeError
 
+from fxremat.passes.ddp import HINT
+
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>.+)\n\s+(?P<code>.+)')
 _ENOUGH = ("Hint:", "Developer debug context:", "For more details", "Set TORCHDYNAMO_VERBOSE")
 _OTHERS = ("site-packages", "/fxremat/install.py")  # the latter calls the user's
@@ -53,6 +55,8 @@ def explain(error: TorchDynamoException) -> str:
             f"an operator of the model failed while it was traced: {reason}{where}\n"
             "Remedy: call the model without fxremat; what raises there must be mended there."
         )
+    if "torch/nn/parallel/distributed.py" in stack:
+        return f"the model could not be traced to one graph: {HINT}{where}"
     return (
         f"the model could not be traced to one graph: {_reason(head)}{where}\n"
         "Remedy: move what breaks the graph (printing, .item(), data-dependent branches) out of "

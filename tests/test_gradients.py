@@ -130,3 +130,15 @@ def test_double_backward_is_refused() -> None:
 
     with pytest.raises((fxremat.FxrematError, RuntimeError), match=r"double backward|create_graph"):
         penalty()
+
+
+def test_parameters_that_are_unfrozen_later_get_gradients() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    model[0].requires_grad_(False)
+    fxremat.optimize(model, "1MiB", **QUICK)
+    for _ in range(2):
+        model(torch.randn(5, 8)).sum().backward()
+    model.requires_grad_(True)
+    model.zero_grad()
+    model(torch.randn(5, 8)).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
