@@ -1,11 +1,11 @@
-# make demo | test | models | fuzz | check | cuda | bench | format | clean; each installs what it needs into .venv first.
+# make demo | test | test-all | models | fuzz | check | cuda | bench | format | clean; each installs what it needs into .venv first.
 # `make check test` runs both.
 
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: demo test models fuzz check cuda bench format install clean
+.PHONY: demo test test-all models fuzz check cuda bench format install clean
 .DEFAULT_GOAL := demo
 
 demo: $(INSTALLED)
@@ -14,8 +14,11 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
+test-all: $(INSTALLED)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow or not slow"
+
 models: $(INSTALLED)
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow tests/test_models.py
 
 fuzz: $(INSTALLED)
 	$(BIN)/python -m tests.fuzz --programs 2000 --seed 0 --jobs 2
