@@ -35,13 +35,15 @@ def reference_partition(
         Forward and backward.
     """
     indices = list(static_lifetime_input_indices or ())
+    read, unread = _without_unread(module)
     forward, backward = default_partition(
-        _without_unread_draws(module),
+        read,
         inputs,
         num_fwd_outputs=num_fwd_outputs,
         static_lifetime_input_indices=indices,
     )
-    _keep_draws(module, num_fwd_outputs, forward)
+    draws = unread & forward_names(Joint(module, num_fwd_outputs))
+    _keep_draws([n for n in module.graph.nodes if n.name in draws and is_random(n)], forward)
     for node in reversed(backward.graph.nodes):
         if node.op == "call_function" and not node.users and is_random(node):
             backward.graph.erase_node(node)
@@ -49,28 +51,27 @@ def reference_partition(
     return forward, backward
 
 
-def _without_unread_draws(joint: fx.GraphModule) -> fx.GraphModule:
-    """The joint graph less the random operators that nobody reads.
+def _without_unread(joint: fx.GraphModule) -> tuple[fx.GraphModule, set[str]]:
+    """The joint graph less what nobody reads, and the names of that.
 
-    The partition would take their results for saved values, and run them in the backward as well.
+    The partition would take unread draws for saved values, and run them in the backward as well.
     """
+    unread: set[str] = set()
     graph, _ = copy_graph(joint.graph)
     for node in reversed(graph.nodes):
         if node.op == "call_function" and not node.users and not has_effect(node):
+            unread.add(node.name)
             graph.erase_node(node)
-    return fx.GraphModule(joint, graph)
+    return fx.GraphModule(joint, graph), unread
 
 
-def _keep_draws(joint: fx.GraphModule, num_forward_outputs: int, forward: fx.GraphModule) -> None:
-    """Put back the random draws of the forward that nobody reads, where eager makes them."""
-    names = forward_names(Joint(joint, num_forward_outputs))
+def _keep_draws(draws: Sequence[fx.Node], forward: fx.GraphModule) -> None:
+    """Put the draws of a joint graph that nobody reads where eager makes them."""
     present = {node.name: node for node in forward.graph.nodes}
-    nodes = list(joint.graph.nodes)
-    for position, node in enumerate(nodes):
-        if node.name in present or node.name not in names or not is_random(node):
-            continue
-        (output,) = forward.graph.find_nodes(op="output")
-        later = (present[n.name] for n in nodes[position:] if n.name in present)
+    (output,) = forward.graph.find_nodes(op="output")
+    for node in draws:
+        nodes = list(node.graph.nodes)
+        later = (present[n.name] for n in nodes[nodes.index(node) :] if n.name in present)
         after = next((n for n in later if n.op == "call_function"), output)
         with forward.graph.inserting_before(after):
             _copy(node, forward.graph, present)
