@@ -13,11 +13,20 @@ from typing import Any
 
 import torch
 import torch._dynamo.config as dynamo_config
-from torch._dynamo import eval_frame
-from torch._dynamo.guards import GuardBuilder, install_guard
-from torch._dynamo.source import AttrSource
-from torch._dynamo.variables.base import VariableTracker
-from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
+
+try:
+    from torch._dynamo import eval_frame
+    from torch._dynamo.guards import GuardBuilder, install_guard
+    from torch._dynamo.source import AttrSource
+    from torch._dynamo.variables.base import VariableTracker
+    from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
+
+    _KNOWN = (eval_frame._stance, GuardBuilder.NOT_PRESENT_IN_GENERIC_DICT, VariableTracker.build)
+except (ImportError, AttributeError) as error:  # pragma: no cover - depends on the release
+    raise ImportError(
+        f"fxremat shows Dynamo optimised modules by parts of it that torch {torch.__version__} "
+        f"does not have ({error}); torch 2.11 to 2.13 do"
+    ) from error
 
 _PLANTED = "_compiled_call_impl"  # nn.Module calls this in place of itself
 
