@@ -7,7 +7,7 @@ import torch
 from torch import fx, nn
 from torch.utils._pytree import tree_leaves
 
-from fxremat.compiling import Trace, require_device
+from fxremat.compiling import require_device
 from fxremat.errors import CaptureError
 from fxremat.install import Installed
 from fxremat.options import make_options
@@ -16,6 +16,7 @@ from fxremat.pipeline import pose
 from fxremat.planning import UNLIMITED
 from fxremat.problem import RematProblem
 from fxremat.progress import TRACING, Progress
+from fxremat.trace import Trace
 
 
 class Captured(BaseException):

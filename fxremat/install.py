@@ -1,6 +1,7 @@
 """``optimize`` and ``restore``: how a plan gets between a module and its callers."""
 
 import functools
+import logging
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -10,8 +11,8 @@ import torch
 from torch import fx, nn
 
 from fxremat.backend import compiled_session
-from fxremat.compiling import Backend, Trace, bytes_on, gradients_of, storages_in
-from fxremat.errors import CaptureError, FxrematError, OptionError
+from fxremat.compiling import Backend, bytes_on, gradients_of
+from fxremat.errors import CaptureError, FxrematError, OptionError, UnsupportedGraphError
 from fxremat.options import Options
 from fxremat.passes.bypass import finding_plans, kept_off, refusal, see_plans
 from fxremat.passes.ddp import HINT, bucket_bytes, is_ddp
@@ -27,6 +28,8 @@ from fxremat.passes.tracing import (
 )
 from fxremat.reporting import RematReport
 from fxremat.session import Session
+from fxremat.shapes import Shapes, kind_and_shapes
+from fxremat.trace import Trace, storages_in
 from fxremat.unplanned import computed, nested, outside, trainable, uncounted, unplanned
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -35,6 +38,8 @@ Verifier = Callable[
     [Callable[..., Any], nn.Module | None, tuple[Any, ...], dict[str, Any], Options], None
 ]
 """Checks one call of a callable, and of the module that owns it, before it runs."""
+
+log = logging.getLogger("fxremat")
 
 _SESSION = "__fxremat_session__"
 _disabled: Callable[[Any], Any] = torch._dynamo.disable(
@@ -65,6 +70,7 @@ class Installed:
         self.session = Session(options, name=_name(owner if owner is not None else target))
         self.compiled: dict[tuple[int, ...], Callable[..., Any]] = {}
         self.graph_inputs: dict[int, weakref.ref[torch.Tensor]] = {}  # leaves, by id
+        self.shapes = Shapes()
         self.completed = False
         self.verifier = verifier  # of the first call
         self.inside: list[str] = []  # other optimised modules that Dynamo met in this one
@@ -99,11 +105,12 @@ class Installed:
         fits = planned and all(p.peak_bytes + existing_bytes <= p.budget_bytes for p in planned)
         return not fits
 
-    def compile(self, with_gradients: bool) -> Callable[..., Any]:
-        """The compiled callable for one of the two kinds of step."""
+    def compile(self, with_gradients: bool, symbolic: bool) -> Callable[..., Any]:
+        """The compiled callable for one of the kinds of step."""
         outside_bytes = bucket_bytes()
         # torch 2.11 does not guard on which parameters need gradients
-        key = (with_gradients, outside_bytes, *(t.requires_grad for t in self.tensors()))
+        trained = (t.requires_grad for t in self.tensors())
+        key = (with_gradients, symbolic, outside_bytes, *trained)
         if key not in self.compiled:
             tangents_held()  # cannot be asked inside a trace
             options = self.session.options
@@ -117,7 +124,7 @@ class Installed:
 
             traced = _traced(self.target, options)
             self.compiled[key] = torch.compile(
-                traced, backend=compile_graph, fullgraph=options.fullgraph, dynamic=False
+                traced, backend=compile_graph, fullgraph=options.fullgraph, dynamic=symbolic
             )
         return self.compiled[key]
 
@@ -136,13 +143,33 @@ class Installed:
             if torch.is_grad_enabled() and trainable(given):
                 raise unplanned(self.session.name)
             return self.target(*args, **kwargs)
-        output = self.run(self.compile(self.with_gradients(existing_bytes)), args, kwargs)
+        output = self.step(self.with_gradients(existing_bytes), args, kwargs)
         if self.session.idle and torch.is_grad_enabled() and computed(output, (args, kwargs)):
             raise unplanned(self.session.name)
         told = self.session.options.fullgraph or self.session.options.reserve != 0
         if not told and (found := outside(output, (args, kwargs))):
             raise uncounted(self.session.name, found)
         return output
+
+    def step(self, with_gradients: bool, args: Any, kwargs: Any) -> Any:
+        """Run the graph of its own that a shape has, or the one that serves many."""
+        options = self.session.options
+        if options.dynamic is not None or options.executor != "eager":
+            return self.run(self.compile(with_gradients, bool(options.dynamic)), args, kwargs)
+        owner = self.owner() if self.owner is not None else None
+        trains = owner.training if owner is not None else None
+        kind, shapes = kind_and_shapes((args, kwargs), trains, torch.is_grad_enabled())
+        if self.shapes.are_many(kind, shapes):
+            try:
+                return self.run(self.compile(with_gradients, symbolic=True), args, kwargs)
+            except (CaptureError, UnsupportedGraphError) as error:  # before anything has run
+                self.shapes.refused.add(kind)
+                log.info(
+                    "%s has no symbolic graph, so each shape gets a graph of its own: %s",
+                    self.session.name,
+                    error,
+                )
+        return self.run(self.compile(with_gradients, symbolic=False), args, kwargs)
 
     def never_runs(self) -> bool:
         """Is it certain that no planned graph can run now?"""

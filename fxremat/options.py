@@ -16,7 +16,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "executor": ("eager", "inductor"),
     "outputs": ("held", "released"),
     "gradients": ("auto", "held", "freed"),
-    "dynamic": (None, False),
+    "dynamic": (None, True, False),
     "progress": (None, True, False),
     "verify": (True, False),
     "fullgraph": (True, False),
@@ -61,6 +61,13 @@ class Options:
                 self.in_flight,
             )
         _check_keys(self.differentiate)
+        if self.dynamic and self.executor != "eager":
+            raise OptionError(
+                f"dynamic=True needs executor='eager': under {self.executor!r} each shape gets a "
+                "graph of its own. Leave dynamic out.",
+                "dynamic",
+                self.dynamic,
+            )
         if not hasattr(self.reserve, "param_groups"):  # an optimizer is asked for its state later
             parse_bytes(self.reserve, "reserve")
         if not isinstance(self.time_limit_s, int | float) or not self.time_limit_s > 0:
@@ -88,11 +95,8 @@ def read_budget(budget: object) -> Budget:
 def _check(name: str, value: object, known: tuple[Any, ...]) -> None:
     if not any(value is k or (type(value) is type(k) and value == k) for k in known):
         names = ", ".join(repr(k) for k in known)
-        hint = ""
-        if name == "dynamic":
-            hint = " Each new shape is traced and planned by itself."
         raise OptionError(
-            f"{name}={value!r} does not exist; those that do: {names}.{hint}", name, value, known
+            f"{name}={value!r} does not exist; those that do: {names}.", name, value, known
         )
 
 

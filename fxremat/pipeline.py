@@ -94,8 +94,8 @@ def partition(
     problem = posed.problem
     with progress.stage(SOLVING):
         plan = choose(problem, budget, solver=options.solver, time_limit_s=options.time_limit_s)
+    graphs = written(posed, plan, options)
     inductor = options.executor == "inductor"
-    graphs = split(rewrite(posed.analysis, problem, plan.schedule, decomposed=inductor))
     return Planned(graphs, plan, posed.analysis, posed.profile_s, inductor)
 
 
@@ -118,6 +118,12 @@ class Posed:
     problem: RematProblem
     analysis: Analysis
     profile_s: float
+
+
+def written(posed: Posed, plan: Plan, options: Options) -> Split:
+    """Both graphs under a plan of a problem."""
+    inductor = options.executor == "inductor"
+    return split(rewrite(posed.analysis, posed.problem, plan.schedule, decomposed=inductor))
 
 
 def pose(

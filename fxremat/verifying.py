@@ -13,7 +13,6 @@ from torch import nn
 from fxremat.budget import format_bytes
 from fxremat.check import Check
 from fxremat.comparing import Comparison, Observed, bound_in_words, compare, joined
-from fxremat.compiling import VIEWS_NOTE, ReferenceTrace
 from fxremat.errors import FxrematError, StepFailsError, VerificationError
 from fxremat.install import Installed
 from fxremat.options import Options
@@ -21,6 +20,7 @@ from fxremat.passes.meter import PeakMeasurement, measure_peak
 from fxremat.passes.seeding import seeded_loss, unit
 from fxremat.session import Session
 from fxremat.stepstate import StepState
+from fxremat.trace import VIEWS_NOTE, ReferenceTrace
 
 LEARNING_RATE = 1e-3  # of the plain gradient steps between several verified steps
 

@@ -23,6 +23,9 @@ _DEPTH = 32  # views between an output and the node that made it
 class Watcher(Protocol):
     """Is told what happens to one compiled graph."""
 
+    def coming(self, args: Sequence[Any]) -> None:
+        """A forward is about to run."""
+
     def passed(self, args: Sequence[Any], outputs: Sequence[Any], context: object) -> None:
         """A forward has run; without a backward its context is None."""
 
@@ -43,6 +46,7 @@ def watched(compiled: Callable[..., Any], watcher: Watcher) -> Callable[..., Any
 
     @functools.wraps(compiled)
     def run(*args: Any) -> Any:
+        watcher.coming(args)
         before = {id(node): node for node in _nodes(args)}  # nodes are kept, so ids stay theirs
         outputs = compiled(*args)
         returned = outputs if isinstance(outputs, list | tuple) else (outputs,)

@@ -39,7 +39,7 @@ def has_effect(node: fx.Node) -> bool:
     target = node.target
     if isinstance(target, OpOverload):
         return target._schema.is_mutable or target.name().startswith(
-            ("aten::_assert", "aten::sym_")
+            ("aten::_assert", "aten::sym_constrain")
         )
     return isinstance(target, HigherOrderOperator)
 

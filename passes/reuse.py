@@ -21,6 +21,7 @@ from torch._ops import OpOverload
 
 from fxremat.passes.joint import Joint
 from fxremat.passes.storages import StorageTable
+from fxremat.passes.symbolic import place_of
 
 try:
     from torch._C import _dispatch_has_kernel_for_dispatch_key as has_kernel
@@ -92,6 +93,7 @@ def find_reuses(
             (g,) = storages.of[argument.name]
             others = [n for n in node.all_input_nodes if g in storages.of[n.name]]
             alike = all(_geometry(n) == _geometry(argument) for n in others)
+            alike = alike and place_of(argument) == place_of(node)
             if alike and is_free(g, name):
                 overload = out_overload(node.target, _device(node))
                 if overload is not None:
@@ -117,6 +119,8 @@ def _candidates(node: fx.Node) -> list[fx.Node]:
     assert isinstance(target, OpOverload)  # by _is_aten
     if not isinstance(result, torch.Tensor) or not _lie_alike(target, result, _operands(node)):
         return []
+    if any(place_of(n) != place_of(node) for n in node.all_input_nodes if not _is_single(n)):
+        return []  # they lie alike at these sizes only
     if target in ROW_BY_ROW:
         given = [node.args[ROW_BY_ROW[target]]]
     elif torch.Tag.pointwise in target.tags:
@@ -129,6 +133,12 @@ def _candidates(node: fx.Node) -> list[fx.Node]:
         for argument in given
         if isinstance(argument, fx.Node) and wanted is not None and _geometry(argument) == wanted
     ]
+
+
+def _is_single(node: fx.Node) -> bool:
+    """Is it a number, or a tensor of one element at any sizes?"""
+    sizes = next(iter(place_of(node)), ())
+    return all(size == 1 for size in sizes)
 
 
 def _operands(node: fx.Node) -> list[torch.Tensor]:

@@ -2,7 +2,8 @@
 
 ``forward: primals -> (outputs, saved)``, ``backward: (saved, tangents) -> gradients``, with the
 conventions of AOTAutograd: saved tensors stand after the forward's outputs, those that it saved
-without a version check last.
+without a version check last; symbolic sizes come after them, and first into the backward. All of
+them are handed on, so that their number is the same under every schedule.
 """
 
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from fxremat.passes.joint import is_primal, is_tangent
 from fxremat.passes.rewrite import Rewritten
+from fxremat.passes.symbolic import is_size, symbolic_again
 
 
 @dataclass(frozen=True)
@@ -54,16 +56,20 @@ def split(joint: Rewritten) -> Split:
     ]
     backward = [node for node in graph.nodes if node.name in joint.backward]
     saved = _crossing(primals, forward, backward, returned[count:])
+    sizes = [node for node in primals if is_size(node)]
+    handed = [*saved, *sizes]
     forward_graph = _extract(
         joint,
         primals,
         forward,
-        returned[:count] + saved,
-        descriptions[:count] + [None] * len(saved),
+        returned[:count] + handed,
+        descriptions[:count] + [None] * len(handed),
     )
     backward_graph = _extract(
-        joint, saved + tangents, backward, returned[count:], descriptions[count:]
+        joint, sizes + saved + tangents, backward, returned[count:], descriptions[count:]
     )
+    for part in (forward_graph, backward_graph):
+        symbolic_again(part.graph)
     return Split(forward_graph, backward_graph, tuple(node.name for node in saved))
 
 
@@ -76,7 +82,7 @@ def _crossing(
     """What the backward reads of the forward, in graph order, version-checked values first."""
     read = {user for node in backward for user in node.all_input_nodes}
     read.update(node for node in gradients if isinstance(node, fx.Node))
-    crossing = [node for node in (*primals, *forward) if node in read]
+    crossing = [node for node in (*primals, *forward) if node in read and not is_size(node)]
     return sorted(crossing, key=_unchecked)
 
 

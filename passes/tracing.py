@@ -23,7 +23,7 @@ from torch._functorch._aot_autograd.descriptors import (
 from torch._guards import CompileContext
 from torch.utils._pytree import tree_leaves
 
-from fxremat.errors import FxrematError
+from fxremat.errors import FxrematError, UnsupportedGraphError
 from fxremat.passes.joint import Joint
 
 __all__ = [
@@ -200,11 +200,11 @@ def shared_outputs(graph: torch.fx.GraphModule) -> Shared:
             continue
         if (storage := _storage_of(value)) == -1:
             continue
-        own_bytes, whole_bytes = _bytes(value)
-        part_bytes = own_bytes if own_bytes < whole_bytes else 0
         if storage in given:
-            beside_bytes += whole_bytes + part_bytes
+            own_bytes, whole_bytes = _bytes(value)
+            beside_bytes += whole_bytes + (own_bytes if own_bytes < whole_bytes else 0)
         elif storage in seen:
+            own_bytes, whole_bytes = _bytes(value)
             turn_bytes += 2 * whole_bytes + own_bytes
         seen.add(storage)
     return Shared(lent, beside_bytes, turn_bytes)
@@ -217,7 +217,14 @@ def _storage_of(value: torch.Tensor) -> int:
 def _bytes(value: torch.Tensor) -> tuple[int, int]:
     """Bytes of a tensor by itself and of its storage. [bytes]"""
     whole_bytes = value.untyped_storage().nbytes()
-    return value.numel() * value.element_size(), int(whole_bytes)
+    own_bytes = value.numel() * value.element_size()
+    if not isinstance(whole_bytes, int) or not isinstance(own_bytes, int):
+        raise UnsupportedGraphError(
+            "an output is an argument, or a view of one or of another output, and its size is "
+            "symbolic. Return a clone of it, or say dynamic=False: each shape gets a graph of its "
+            "own.",
+        )
+    return own_bytes, whole_bytes
 
 
 def keeps_graph() -> bool:

@@ -18,7 +18,6 @@ from torch import fx
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from fxremat import CostTable, Plan, RematProblem
-from fxremat.compiling import Trace
 from fxremat.install import Installed
 from fxremat.options import Options, make_options
 from fxremat.passes.calls import call_of
@@ -31,6 +30,7 @@ from fxremat.passes.reference import reference_partition
 from fxremat.passes.tracing import joint_of
 from fxremat.pipeline import pose
 from fxremat.progress import Progress
+from fxremat.trace import Trace
 
 Graphs = tuple[fx.GraphModule, fx.GraphModule]
 Divide = Callable[..., Graphs]

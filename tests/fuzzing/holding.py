@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import fxremat
-from fxremat.compiling import VIEWS_NOTE
+from fxremat.trace import VIEWS_NOTE
 from tests.fuzzing.program import Program
 from tests.fuzzing.running import Make, References, Run, Seen, differing
 

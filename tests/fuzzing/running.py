@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from fxremat.check import same_bits
-from fxremat.compiling import ReferenceTrace
 from fxremat.install import Installed
 from fxremat.options import make_options
 from fxremat.passes.meter import measure_peak
 from fxremat.passes.seeding import seeded_loss, tensors_in, unit
+from fxremat.trace import ReferenceTrace
 
 Seen = dict[str, torch.Tensor | None]
 Make = Callable[[], tuple[nn.Module, tuple[Any, ...]]]
