@@ -112,7 +112,10 @@ def optimize(
         verify: Check the first step against the unrewritten graph.
         time_limit_s: For solving, per graph. [s]
         fullgraph: False accepts graph breaks.
-        dynamic: None or False: each shape is traced and planned by itself.
+        dynamic: None: static graphs for the first two shapes of a kind of call, then one symbolic
+            graph for all others, planned for each size that it meets: by a schedule at hand where
+            one fits, else by a new one. True: a symbolic graph from the start. False: a graph for
+            each shape.
         cache_dir: Where measured costs are kept; None: the user's cache folder; False: nowhere.
         progress: A bar for long work; None: when standard error is a terminal.
 

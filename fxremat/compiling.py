@@ -77,9 +77,7 @@ class Backend:
                 return watched(code, trace)
             return watched(self.compile(graph, inputs, trace), trace)
 
-    def around(
-        self, device: torch.device, inputs: Sequence[Any], frame: int
-    ) -> tuple[int, Piece]:
+    def around(self, device: torch.device, inputs: Sequence[Any], frame: int) -> tuple[int, Piece]:
         """What is held while a graph runs, and what of it is not the graph's own. [bytes]"""
         given = [value for value in inputs if isinstance(value, torch.Tensor)]
         options, resident = self.session.options, [*given, *self.held()]

@@ -12,7 +12,13 @@ from torch import fx, nn
 
 from fxremat.backend import compiled_session
 from fxremat.compiling import Backend, bytes_on, gradients_of
-from fxremat.errors import CaptureError, FxrematError, OptionError, UnsupportedGraphError
+from fxremat.errors import (
+    CaptureError,
+    FxrematError,
+    InfeasibleBudgetError,
+    OptionError,
+    UnsupportedGraphError,
+)
 from fxremat.options import Options
 from fxremat.passes.bypass import finding_plans, kept_off, refusal, see_plans
 from fxremat.passes.ddp import HINT, bucket_bytes, is_ddp
@@ -28,7 +34,7 @@ from fxremat.passes.tracing import (
 )
 from fxremat.reporting import RematReport
 from fxremat.session import Session
-from fxremat.shapes import Shapes, kind_and_shapes
+from fxremat.shapes import Shapes, kind_and_shapes, naming
 from fxremat.trace import Trace, storages_in
 from fxremat.unplanned import computed, nested, outside, trainable, uncounted, unplanned
 
@@ -143,7 +149,12 @@ class Installed:
             if torch.is_grad_enabled() and trainable(given):
                 raise unplanned(self.session.name)
             return self.target(*args, **kwargs)
-        output = self.step(self.with_gradients(existing_bytes), args, kwargs)
+        try:
+            output = self.step(self.with_gradients(existing_bytes), args, kwargs)
+        except InfeasibleBudgetError as error:
+            if not self.session.graphs:
+                raise
+            raise naming(error, tensors_in((args, kwargs))) from None
         if self.session.idle and torch.is_grad_enabled() and computed(output, (args, kwargs)):
             raise unplanned(self.session.name)
         told = self.session.options.fullgraph or self.session.options.reserve != 0

@@ -4,13 +4,15 @@ The first two shapes of a kind of call get static graphs. From the third on one 
 serves all others, unless the model turned out not to have one.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+from fxremat.errors import InfeasibleBudgetError
+
+_NAMED = 6  # shapes in an error
 STATIC = 2  # shapes of one kind of call with a graph of their own
 
 
@@ -50,9 +52,19 @@ def kind_and_shapes(given: object, *state: Hashable) -> tuple[Hashable, Hashable
     return (str(spec), kinds, *state), shapes
 
 
+def naming(error: InfeasibleBudgetError, tensors: Iterable[torch.Tensor]) -> InfeasibleBudgetError:
+    """The same error with the shapes of the call that does not fit, where others did."""
+    shapes = dict.fromkeys(str(tuple(tensor.shape)) for tensor in tensors)
+    if not shapes:
+        return error
+    named = ", ".join(list(shapes)[:_NAMED]) + (", ..." if len(shapes) > _NAMED else "")
+    text = f"{error} It is the call with arguments of the shapes {named} that does not fit."
+    return InfeasibleBudgetError(text, error.budget_bytes, error.floor_bytes)
+
+
 def _kind(leaf: object) -> Hashable:
     if isinstance(leaf, torch.Tensor):
         return leaf.dtype, leaf.dim(), leaf.device.type, leaf.requires_grad
     if isinstance(leaf, bool | int | float | str | type(None)):
         return type(leaf), leaf
-    return type(leaf)
+    return type(leaf).__qualname__

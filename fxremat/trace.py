@@ -20,8 +20,8 @@ from fxremat.passes.joint import Joint, primals_of, target_name
 from fxremat.passes.recurrent import as_it_runs, mkldnn_enabled
 from fxremat.passes.reference import reference_partition
 from fxremat.passes.seeding import tensors_in
-from fxremat.passes.storages import round_up
 from fxremat.passes.split import Split
+from fxremat.passes.storages import round_up
 from fxremat.passes.symbolic import Place, Sizes, at_sizes, is_symbolic, sizes_of
 from fxremat.passes.tracing import Shared, joint_of, keeps_graph
 from fxremat.pipeline import Planned, partition, rewritten, tangents, written
@@ -194,7 +194,8 @@ class Trace:
             return
         self.fits[self.sizes] = Fit(self.record, self.planned, self.graphs, self.code)
         while len(self.fits) > MOST_FITS:
-            self.fits.pop(next(iter(self.fits)))
+            oldest = self.fits.pop(next(iter(self.fits))).record
+            self.session.graphs = [r for r in self.session.graphs if r is not oldest]
         if (known := self.fits.pop(sizes, None)) is None:
             self._fit(sizes, args)
         else:
@@ -204,7 +205,8 @@ class Trace:
 
     def _fit(self, sizes: Sizes, args: Sequence[Any]) -> None:
         """Plan the graph for sizes that it meets for the first time."""
-        assert self.symbolic is not None and self.around is not None  # for coming to call
+        assert self.symbolic is not None  # for coming to call
+        assert self.around is not None
         options = self.session.options
         resident_bytes, piece = self.around(args, self.piece.frame)
         posed = posed_at(

@@ -2,7 +2,7 @@
 
 Analyses and costs want numbers. ``at_sizes`` makes a copy of a symbolic graph whose fake tensors
 have those of one call; its nodes, and the numbers that they compute from symbols, stay, so that a
-rewrite of it runs at any sizes. ``symbolic_again`` gives such a rewrite the metadata back that
+rewrite of it runs at any sizes. ``symbolic_again`` gives such a rewrite the symbols back that
 AOTAutograd looks for.
 
 Numbers that the graph reads off tensors are computed from its symbolic inputs instead: the backward
@@ -217,7 +217,7 @@ class _Evaluation:
 def _refused(node: fx.Node, why: str) -> UnsupportedGraphError:
     return UnsupportedGraphError(
         f"{node.name!r} ({target_name(node)}) at {source_of(node) or 'an unknown line'} cannot be "
-        f"planned for symbolic sizes: {why}. Say dynamic=False: each shape gets a graph of its own.",
+        f"planned for symbolic sizes: {why}. Say dynamic=False: each shape gets its own graph.",
         node.name,
         target_name(node),
         source_of(node),
@@ -225,10 +225,15 @@ def _refused(node: fx.Node, why: str) -> UnsupportedGraphError:
 
 
 def symbolic_again(graph: fx.Graph) -> None:
-    """Give the nodes of a rewritten graph their symbolic values back."""
+    """Give the numbers of a rewritten graph their symbols back; tensors keep their known sizes.
+
+    AOTAutograd counts the symbols that are saved. Of saved tensors with symbolic sizes it would
+    note the places, and those differ from one schedule to the next.
+    """
     for node in graph.nodes:
-        if SYMBOLIC in node.meta:
-            node.meta["val"] = node.meta.pop(SYMBOLIC)
+        before = node.meta.pop(SYMBOLIC, None)
+        if isinstance(before, SYMBOLS):
+            node.meta["val"] = before
 
 
 def is_size(node: fx.Node) -> bool:
