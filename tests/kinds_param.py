@@ -106,7 +106,7 @@ def parametrised() -> Kind:
         parametrizations.orthogonal(nn.Linear(8, 8), orthogonal_map="matrix_exp"),
         nn.Linear(8, 3),
     )
-    return training(net, with_args(leaf(5, 6)), with_args(leaf(5, 6)), traced=True)
+    return training(net, with_args(leaf(5, 6)), with_args(leaf(5, 6)), measured=False)
 
 
 def spectrally_normed() -> Kind:
