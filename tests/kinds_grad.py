@@ -236,6 +236,6 @@ def called_functionally() -> Kind:
 CASES = (
     kept_graph, gradients_of_inputs_only, intermediate_gradient, given_tangents,
     accumulated_and_freed, accumulated_and_zeroed, siamese, other_order_of_backwards,
-    evaluation_before_the_backward, adversaries, unused_graph, saved_tensors_are_packed, anomalies_are_looked_for,
-    called_functionally,
+    evaluation_before_the_backward, adversaries, unused_graph, saved_tensors_are_packed,
+    anomalies_are_looked_for, called_functionally,
 )  # fmt: skip
