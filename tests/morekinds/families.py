@@ -92,18 +92,6 @@ def diffusion() -> Kind:
     return training(step, *[with_args(torch.randn(2, 2, 8, 8)) for _ in range(2)], module=net)
 
 
-def variational_autoencoder() -> Kind:
-    net = nn.ModuleDict({"in": nn.Linear(6, 8), "out": nn.Linear(4, 6)})
-
-    def step(x: torch.Tensor) -> Any:
-        mean, spread = net["in"](x).tanh().chunk(2, -1)
-        z = mean + (0.5 * spread).exp() * torch.randn_like(mean)
-        again = F.binary_cross_entropy(net["out"](z).sigmoid(), x.sigmoid(), reduction="sum")
-        return {"loss": again - 0.5 * (1 + spread - mean.square() - spread.exp()).sum(), "z": z}
-
-    return training(step, with_args(leaf(5, 6)), with_args(leaf(5, 6)), module=net)
-
-
 def encoder_and_decoder() -> Kind:
     net = nn.Transformer(8, 2, 1, 1, 12, 0.1, batch_first=True)
     mask = nn.Transformer.generate_square_subsequent_mask(4)
@@ -163,6 +151,6 @@ def recommender() -> Kind:
 
 
 CASES = (
-    residual_network, dense_network, inverted_residuals, diffusion, variational_autoencoder,
+    residual_network, dense_network, inverted_residuals, diffusion,
     encoder_and_decoder, gated, graph_network, recommender,
 )  # fmt: skip

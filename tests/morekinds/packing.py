@@ -58,10 +58,6 @@ def ordered_dict_output() -> Kind:
     return packed(lambda x, h, y: collections.OrderedDict(b=y, a=h))
 
 
-def same_tensor_twice() -> Kind:
-    return packed(lambda x, h, y: (y, y, [y]))
-
-
 def views_of_one_output() -> Kind:
     net = Net(lambda x, h, y: (y[:, :3], y[:, 3:], y.t()))  # autograd adds their gradients up
     return training(net, with_args(leaf(*X)), with_args(leaf(*X)), measured=False, traced=True)
@@ -96,10 +92,6 @@ def parameter_as_output() -> Kind:
     return training(step, with_args(leaf(*X)), with_args(leaf(*X)), module=net, measured=False)
 
 
-def integer_outputs() -> Kind:
-    return packed(lambda x, h, y: (y, y.argmax(-1), y > 0, y.shape[0], y.round().to(torch.int8)))
-
-
 def complex_output() -> Kind:
     def step(x: torch.Tensor) -> Any:
         spectrum = torch.fft.rfft(torch.tanh(x))
@@ -128,15 +120,6 @@ def complex_parameters() -> Kind:
             return torch.view_as_real(h * h.conj()).sum(-1), h.abs()
 
     return training(Turned(), with_args(leaf(*X)), with_args(leaf(*X)))
-
-
-def detached_outputs() -> Kind:
-    def pack(x: torch.Tensor, h: torch.Tensor, y: torch.Tensor) -> Any:
-        with torch.no_grad():
-            score = y.exp().sum(-1)
-        return {"y": y, "stopped": h.detach(), "score": score, "seen": x.detach()}
-
-    return packed(pack)
 
 
 def scalar_output() -> Kind:
@@ -264,10 +247,10 @@ def channels_last() -> Kind:
 
 
 CASES = (
-    dict_output, dataclass_output, named_tuple_output, ordered_dict_output, same_tensor_twice,
+    dict_output, dataclass_output, named_tuple_output, ordered_dict_output,
     views_of_one_output, chunks_output, input_as_output, differentiable_input_as_output,
-    view_of_input_as_output, parameter_as_output, integer_outputs, complex_output,
-    complex_parameters, detached_outputs, scalar_output, no_dimension_input, empty_tensors,
+    view_of_input_as_output, parameter_as_output, complex_output,
+    complex_parameters, scalar_output, no_dimension_input, empty_tensors,
     nested_inputs, keywords_and_defaults, dataclass_input, same_tensor_passed_twice,
     inputs_that_are_views, intermediate_inputs, strided_inputs, channels_last,
 )  # fmt: skip

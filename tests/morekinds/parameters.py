@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  # why: everybody calls it so
-from torch.nn.utils import parametrizations
 
 from tests.morekinds.program import Kind, training, with_args
 from tests.steps import leaf
@@ -99,25 +98,6 @@ def lists_and_dictionaries() -> Kind:
     return training(Held(), with_args(leaf(5, 6)), with_args(leaf(5, 6)))
 
 
-def parametrised() -> Kind:
-    net = nn.Sequential(
-        parametrizations.weight_norm(nn.Linear(6, 8)),
-        nn.Tanh(),
-        parametrizations.orthogonal(nn.Linear(8, 8), orthogonal_map="matrix_exp"),
-        nn.Linear(8, 3),
-    )
-    return training(net, with_args(leaf(5, 6)), with_args(leaf(5, 6)), measured=False)
-
-
-def spectrally_normed() -> Kind:
-    """Its power iteration writes two buffers in every forward."""
-    net = nn.Sequential(
-        parametrizations.spectral_norm(nn.Linear(6, 8)), nn.ReLU(),
-        parametrizations.spectral_norm(nn.Linear(8, 1)),
-    )  # fmt: skip
-    return training(net, with_args(leaf(5, 6)), with_args(leaf(5, 6)), measured=False)
-
-
 def embedding_with_padding() -> Kind:
     words = nn.Embedding(17, 6, padding_idx=3, scale_grad_by_freq=True)
     bags = nn.EmbeddingBag(17, 6, mode="mean")
@@ -166,60 +146,6 @@ def shared_module_called_twice() -> Kind:
     )
 
 
-class Averaged(nn.Module):
-    """A slow copy of the weights follows the fast ones inside the forward; buffers count."""
-
-    steps: torch.Tensor
-    queue: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fast, self.slow = nn.Linear(6, 6), nn.Linear(6, 6).requires_grad_(False)
-        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
-        self.register_buffer("queue", torch.randn(6, 10))
-
-    def forward(self, x: torch.Tensor) -> Any:
-        with torch.no_grad():
-            self.steps += 1
-            for slow, fast in zip(self.slow.parameters(), self.fast.parameters(), strict=True):
-                slow.mul_(0.9).add_(fast, alpha=0.1)
-            key = F.normalize(self.slow(x), dim=1)
-        query = F.normalize(self.fast(x).tanh(), dim=1)
-        logits = torch.cat([(query * key).sum(1, keepdim=True), query @ self.queue.clone()], 1)
-        with torch.no_grad():
-            self.queue.copy_(torch.cat([self.queue[:, len(x) :], key.t()], 1))
-        return logits / 0.07
-
-
-def momentum_contrast() -> Kind:
-    return training(Averaged(), *[with_args(leaf(5, 6)) for _ in range(2)])
-
-
-class Quantised(nn.Module):
-    """Codes learnt by moving averages, with a straight-through gradient."""
-
-    codes: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(6, 6)
-        self.register_buffer("codes", torch.randn(9, 6))
-
-    def forward(self, x: torch.Tensor) -> Any:
-        h = self.layer(x)
-        where = torch.cdist(h, self.codes).argmin(1)
-        found = self.codes[where]
-        if self.training:
-            with torch.no_grad():
-                hits = F.one_hot(where, 9).to(h.dtype)
-                self.codes.lerp_(hits.t() @ h / hits.sum(0)[:, None].clamp(min=1), 0.1)
-        return h + (found - h).detach(), F.mse_loss(h, found.detach()), where
-
-
-def quantised_codes() -> Kind:
-    return training(Quantised(), *[with_args(leaf(5, 6)) for _ in range(2)])
-
-
 def parameters_in_one_flat_buffer() -> Kind:
     """Every parameter is a view of one tensor, as sharded trainers lay them."""
     net = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
@@ -233,7 +159,7 @@ def parameters_in_one_flat_buffer() -> Kind:
 
 CASES = (
     tied_in_three_places, viewed_and_cast, adapter_merged_between_steps, lists_and_dictionaries,
-    parametrised, spectrally_normed, embedding_with_padding, parameters_outside_the_module,
-    no_parameters, shared_module_called_twice, momentum_contrast, quantised_codes,
+    embedding_with_padding, parameters_outside_the_module,
+    no_parameters, shared_module_called_twice,
     parameters_in_one_flat_buffer,
 )  # fmt: skip

@@ -83,7 +83,6 @@ STOCK: dict[str, tuple[str, dict[str, Any], Callable[[], dict[str, Any]]]] = {
         "decoder_start_token_id": 0,
     }, padded),
     "bart": ("BartForConditionalGeneration", BART, padded),
-    "vit": ("ViTForImageClassification", VISION, lambda: pixels(labels=TWO)),
     "deit": ("DeiTForImageClassification", VISION, lambda: pixels(labels=TWO)),
     "swin": ("SwinForImageClassification", {
         "image_size": 16, "patch_size": 2, "embed_dim": 8, "depths": [2], "num_heads": [2],
@@ -97,9 +96,6 @@ STOCK: dict[str, tuple[str, dict[str, Any], Callable[[], dict[str, Any]]]] = {
         "num_mel_bins": 8, "max_source_positions": 6, "max_target_positions": 16,
         "decoder_start_token_id": 1, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
     }, lambda: {"input_features": torch.randn(2, 8, 12), "labels": torch.randint(3, 90, (2, 5))}),
-    "resnet": ("ResNetForImageClassification", {
-        "embedding_size": 8, "hidden_sizes": [8, 12], "depths": [1, 1], "layer_type": "basic",
-    }, lambda: pixels(labels=TWO)),
 }  # fmt: skip
 
 
