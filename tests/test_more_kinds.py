@@ -31,7 +31,7 @@ def cases() -> list[Any]:
     return [
         pytest.param(
             make,
-            id=f"{file.__name__.rpartition('_')[2]}-{make.__name__}",
+            id=f"{file.__name__.rpartition('.')[2]}-{make.__name__}",
             marks=() if make in QUICK_ONES else pytest.mark.slow,
         )
         for file, make in found

@@ -161,6 +161,7 @@ def observe(make: Callable[[], Kind], wrap: Callable[[Kind], Any]) -> Seen:
     seen: Seen = {}
     for name, value in kind.program(call):
         seen |= dict(copies(name, value))
+        del value  # an output that is still there waits for its backward
     module = kind.fn if isinstance(kind.fn, nn.Module) else kind.module
     for name, value in state_of(module, "end ") if module is not None else ():
         seen |= dict(copies(name, value))
