@@ -10,6 +10,7 @@ pytest.importorskip("transformers")
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a .functools.lru_cache:UserWarning")
 @pytest.mark.parametrize("name", STOCK)
 def test_a_stock_model_keeps_its_bits(name: str) -> None:
     torch._dynamo.reset()
