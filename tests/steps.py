@@ -31,7 +31,7 @@ Made = tuple[Callable[..., Any], tuple[Any, ...]]
 
 def leaf(*shape: int) -> torch.Tensor:
     """An argument that takes a gradient."""
-    return torch.randn(*shape, requires_grad=True)
+    return torch.randn(shape, requires_grad=True)
 
 
 def apply(function: Any, *args: Any) -> Any:

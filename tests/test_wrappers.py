@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations
+from torch.utils.checkpoint import checkpoint
 
 import fxremat
 from fxremat.check import same_bits
@@ -189,6 +190,20 @@ def test_a_dozen_modules_of_one_class_and_new_options_for_one() -> None:
     assert same(plain_again, again)
     assert fxremat.report(models[0]).budget_bytes == least_bytes
     assert same(step(plain), step(fxremat.restore(models[0])))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_an_optimised_module_can_be_checkpointed_from_outside(reentrant: bool) -> None:
+    found = []
+    for planned in (False, True):
+        module = mlp()[:4]  # a recomputation that stops early leaves buffers as they are
+        call = fxremat.optimize(module, "1MiB", **QUICK) if planned else module
+        torch.manual_seed(2)
+        x = X.clone().requires_grad_()
+        checkpoint(call, x, use_reentrant=reentrant).square().sum().backward()
+        gradients = [t.grad for t in (x, *module.parameters()) if t.grad is not None]
+        found.append([*gradients, torch.get_rng_state()])
+    assert same(*found)
 
 
 @pytest.mark.parametrize(

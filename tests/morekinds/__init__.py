@@ -1,0 +1,1 @@
+"""Tiny programs of many kinds: several steps, and what a user does between and around them."""
