@@ -61,6 +61,7 @@ def find_storages(joint: Joint, written: Mapping[str, str] | None = None) -> Sto
             continue
         mine: list[int] = []
         new: list[int] = []
+        masked = _masked_out(node)
         for tensor in tensors_of(node):
             key = StorageWeakRef(_storage(node, tensor))
             key = joint.same.get(key, key)
@@ -69,7 +70,8 @@ def find_storages(joint: Joint, written: Mapping[str, str] | None = None) -> Sto
             if key not in number:
                 number[key] = len(owner)
                 owner.append(node.name)
-                sizes.append(max(_size_bytes(node, tensor), _kept_bytes(node, of, sizes)))
+                size_bytes = max(_size_bytes(node, tensor), _kept_bytes(node, of, sizes))
+                sizes.append(0 if id(tensor) in masked else size_bytes)
                 new.append(number[key])
             mine.append(number[key])
         of[node.name], creates[node.name] = tuple(mine), tuple(new)
@@ -88,6 +90,22 @@ def _storage(node: fx.Node, tensor: torch.Tensor) -> torch.UntypedStorage:
             source_of(node),
         )
     return tensor.untyped_storage()
+
+
+def _masked_out(node: fx.Node) -> set[int]:
+    """Which of its results a backward operator is told to leave out, by id.
+
+    Some fake kernels return them all the same (``native_batch_norm_backward``).
+    """
+    target, results = node.target, node.meta.get("val")
+    if not isinstance(target, OpOverload) or not isinstance(results, tuple | list):
+        return set()
+    mask: object = node.kwargs.get("output_mask")
+    for argument, value in zip(target._schema.arguments, node.args, strict=False):
+        mask = value if argument.name == "output_mask" else mask
+    if not isinstance(mask, list | tuple) or len(mask) != len(results):
+        return set()
+    return {id(result) for result, wanted in zip(results, mask, strict=True) if wanted is False}
 
 
 _SCATTERS = ("copy", "slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter")

@@ -150,6 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _label(verdict: Verdict) -> str:
     notes = " as torch traces it" * verdict.traced + " without its peak" * verdict.unmeasured
+    notes += " below its prediction" * verdict.below
     kind = f" ({verdict.kind})" if verdict.kind else ""
     return f"{verdict.outcome}{notes}{kind}"
 

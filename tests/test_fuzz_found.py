@@ -135,3 +135,19 @@ def test_a_step_with_randomness_that_nobody_reads_can_be_verified() -> None:
         return y.tanh() * torch.rand_like(x)
 
     assert_exact(step, leaf(8, 8))
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        nn.BatchNorm1d(6),
+        nn.BatchNorm1d(6).eval(),
+        nn.LayerNorm(6),
+        nn.GroupNorm(2, 6),
+        nn.Conv1d(6, 6, 1),
+    ],
+    ids=lambda norm: type(norm).__name__,
+)
+def test_a_gradient_that_nobody_asked_for_holds_nothing(norm: nn.Module) -> None:
+    shape = (40, 6) if isinstance(norm, nn.LayerNorm | nn.BatchNorm1d) else (8, 6, 5)
+    assert_exact(norm, torch.randn(shape))
