@@ -24,6 +24,7 @@ from torch._guards import CompileContext
 from torch.utils._pytree import tree_leaves
 
 from fxremat.errors import FxrematError
+from fxremat.passes.collecting import installing_hooks
 from fxremat.passes.joint import Joint
 
 __all__ = [
@@ -94,6 +95,7 @@ def tracing() -> Iterator[None]:
     """Settings under which Dynamo traces for fxremat: one graph, whatever is logged on the way."""
     with (
         warnings.catch_warnings(),
+        installing_hooks(),
         dynamo_config.patch(
             ignore_logging_functions=_logging_functions(),
             recompile_limit=RECOMPILE_LIMIT,
