@@ -20,6 +20,7 @@ from fxremat.passes.ends import ends_of
 from fxremat.passes.gradients import drop_gradients_of_writes
 from fxremat.passes.inner import is_unknown
 from fxremat.passes.joint import Joint, primals_of, target_name
+from fxremat.passes.leaves import refuse_visible
 from fxremat.passes.recurrent import (
     as_it_runs,
     mkldnn_enabled,
@@ -91,6 +92,7 @@ class Backend:
     def __call__(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compile a graph that Dynamo captured."""
         options = self.session.options
+        refuse_visible(graph.graph)
         if options.keys is not None:
             graph = detach_the_rest(graph, options.keys)
         names = [node.name for node in graph.graph.find_nodes(op="placeholder")]

@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 from fxremat.errors import FxrematError
 from fxremat.passes.collecting import installing_hooks
 from fxremat.passes.joint import Joint
+from fxremat.passes.leaves import leaving_out_leaves
 
 __all__ = [
     "BackendCompilerFailed", "TorchDynamoException", "backend_arguments", "compiling",
@@ -96,6 +97,7 @@ def tracing() -> Iterator[None]:
     with (
         warnings.catch_warnings(),
         installing_hooks(),
+        leaving_out_leaves(),
         dynamo_config.patch(
             ignore_logging_functions=_logging_functions(),
             recompile_limit=RECOMPILE_LIMIT,
