@@ -28,6 +28,7 @@ from fxremat.passes.recurrent import (
     refuse_lost_dropout,
 )
 from fxremat.passes.reference import reference_partition
+from fxremat.passes.resampling import whole_resampling
 from fxremat.passes.seeding import tensors_in
 from fxremat.passes.select import detach_the_rest
 from fxremat.passes.storages import round_up
@@ -117,7 +118,8 @@ class Backend:
         )
         trace.shared = shared_outputs(graph)
         refuse_lost_dropout(graph.graph)
-        with compiling(), plain_recurrence(graph.graph):
+        eager = options.executor == "eager"
+        with compiling(), plain_recurrence(graph.graph), whole_resampling(wanted=eager):
             if options.executor == "inductor":
                 code = compile_and_try(graph, inputs, trace, _identity(options))
                 return watched(code, trace)
