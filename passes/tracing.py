@@ -45,6 +45,7 @@ for _owner, _name in (
     (dynamo_config, "skip_nnmodule_hook_guards"),
     (dynamo_config, "allow_rnn"),
     (dynamo_config, "optimize_ddp"),
+    (dynamo_config, "use_numpy_random_stream"),
     (functorch_config, "enable_autograd_cache"),
     (functorch_config, "donated_buffer"),
     (inductor_config, "fallback_random"),
@@ -105,6 +106,7 @@ def tracing() -> Iterator[None]:
             skip_nnmodule_hook_guards=False,  # a hook added later must be seen
             allow_rnn=True,  # LSTM and GRU are traced like anything else
             optimize_ddp=False,  # DDP would cut the graph into buckets, each with a plan of its own
+            use_numpy_random_stream=True,  # else NumPy's draws would come from torch's generator
         ),
     ):
         # Dynamo looks at .grad of every tensor it meets, intermediate ones too.
