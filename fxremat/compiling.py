@@ -12,7 +12,9 @@ from torch._dynamo.backends.common import aot_autograd
 from fxremat.errors import CaptureError, UnsupportedGraphError
 from fxremat.passes.contexts import watched
 from fxremat.passes.cublas import cublas_bytes
+from fxremat.passes.leaves import refuse_visible
 from fxremat.passes.recurrent import plain_recurrence, refuse_lost_dropout
+from fxremat.passes.resampling import whole_resampling
 from fxremat.passes.select import detach_the_rest
 from fxremat.passes.storages import round_up
 from fxremat.passes.symbolic import places, sizes_of
@@ -54,6 +56,7 @@ class Backend:
     def __call__(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compile a graph that Dynamo captured."""
         options = self.session.options
+        refuse_visible(graph.graph)
         if options.keys is not None:
             graph = detach_the_rest(graph, options.keys)
         names = [node.name for node in graph.graph.find_nodes(op="placeholder")]
@@ -71,7 +74,8 @@ class Backend:
         )
         trace.shared = shared_outputs(graph)
         refuse_lost_dropout(graph.graph)
-        with compiling(), plain_recurrence(graph.graph):
+        eager = options.executor == "eager"
+        with compiling(), plain_recurrence(graph.graph), whole_resampling(wanted=eager):
             if options.executor == "inductor":
                 code = compile_and_try(graph, inputs, trace, _identity(options))
                 return watched(code, trace)

@@ -46,9 +46,9 @@ def uncounted(name: str, found: Iterable[str]) -> CaptureError:
     """The error of a call whose pieces leave operators to eager execution."""
     return CaptureError(
         f"between its graph breaks {name} runs operators that belong to no planned graph and keep "
-        f"tensors that no plan counts ({', '.join(found)}): Dynamo does not trace the forwards of "
-        "torch.nn's own containers in pieces. Remedy: move the graph break out of the container, "
-        "write its loop in a forward of your own, or say with reserve= what they hold."
+        f"tensors that no plan counts ({', '.join(found)}): Dynamo does not trace a forward in "
+        "pieces where the break stands in a loop, in a with-block, or in one of torch.nn's own "
+        "containers. Remedy: move the break out of there, or say with reserve= what they hold."
     )
 
 

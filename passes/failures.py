@@ -12,7 +12,13 @@ from torch._dynamo.exc import TorchDynamoException, TorchRuntimeError
 from fxremat.passes.ddp import HINT
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>.+)\n\s+(?P<code>.+)')
-_ENOUGH = ("Hint:", "Developer debug context:", "For more details", "Set TORCHDYNAMO_VERBOSE")
+_ENOUGH = (
+    "Hint:",
+    "Developer debug context:",
+    "For more details",
+    "For more information",
+    "Set TORCHDYNAMO_VERBOSE",
+)
 _OTHERS = ("site-packages", "/fxremat/install.py")  # the latter calls the user's
 
 

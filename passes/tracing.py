@@ -24,7 +24,9 @@ from torch._guards import CompileContext
 from torch.utils._pytree import tree_leaves
 
 from fxremat.errors import FxrematError, UnsupportedGraphError
+from fxremat.passes.collecting import installing_hooks
 from fxremat.passes.joint import Joint
+from fxremat.passes.leaves import leaving_out_leaves
 
 __all__ = [
     "BackendCompilerFailed", "TorchDynamoException", "backend_arguments", "compiling",
@@ -43,6 +45,7 @@ for _owner, _name in (
     (dynamo_config, "skip_nnmodule_hook_guards"),
     (dynamo_config, "allow_rnn"),
     (dynamo_config, "optimize_ddp"),
+    (dynamo_config, "use_numpy_random_stream"),
     (functorch_config, "enable_autograd_cache"),
     (functorch_config, "donated_buffer"),
     (inductor_config, "fallback_random"),
@@ -94,6 +97,8 @@ def tracing() -> Iterator[None]:
     """Settings under which Dynamo traces for fxremat: one graph, whatever is logged on the way."""
     with (
         warnings.catch_warnings(),
+        installing_hooks(),
+        leaving_out_leaves(),
         dynamo_config.patch(
             ignore_logging_functions=_logging_functions(),
             recompile_limit=RECOMPILE_LIMIT,
@@ -101,6 +106,7 @@ def tracing() -> Iterator[None]:
             skip_nnmodule_hook_guards=False,  # a hook added later must be seen
             allow_rnn=True,  # LSTM and GRU are traced like anything else
             optimize_ddp=False,  # DDP would cut the graph into buckets, each with a plan of its own
+            use_numpy_random_stream=True,  # else NumPy's draws would come from torch's generator
         ),
     ):
         # Dynamo looks at .grad of every tensor it meets, intermediate ones too.

@@ -107,13 +107,21 @@ def test_wrong_bits_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (verdict.outcome, verdict.kind) == (Outcome.FAULT, "bits of gradient")
 
 
-@pytest.mark.parametrize(("more_bytes", "kind"), [(4, "over the budget"), (-4, "less than")])
-def test_other_peaks_are_seen(monkeypatch: pytest.MonkeyPatch, more_bytes: int, kind: str) -> None:
+def test_a_peak_over_the_budget_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = Run.peak_bytes
-    monkeypatch.setattr(Run, "peak_bytes", lambda run: plain(run) + more_bytes)
+    monkeypatch.setattr(Run, "peak_bytes", lambda run: plain(run) + 4)
     verdict = hold(small_program("v1 = torch.tanh(x0 * self.weight0)"), QUICK)
     assert verdict.outcome is Outcome.FAULT
-    assert verdict.kind.startswith(kind)
+    assert verdict.kind.startswith("over the budget")
+
+
+def test_a_peak_below_the_prediction_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = small_program("v1 = torch.tanh(x0 * self.weight0)")
+    assert not hold(program, QUICK).below
+    plain = Run.peak_bytes
+    monkeypatch.setattr(Run, "peak_bytes", lambda run: plain(run) - 4)
+    verdict = hold(program, QUICK)
+    assert (verdict.outcome, verdict.below) == (Outcome.HELD, True)
 
 
 def test_what_torch_does_not_run_is_skipped() -> None:
