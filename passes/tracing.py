@@ -24,6 +24,7 @@ from torch._guards import CompileContext
 from torch.utils._pytree import tree_leaves
 
 from fxremat.errors import FxrematError
+from fxremat.passes.dropouts import dropout_as_it_runs
 from fxremat.passes.joint import Joint
 
 __all__ = [
@@ -94,6 +95,7 @@ def tracing() -> Iterator[None]:
     """Settings under which Dynamo traces for fxremat: one graph, whatever is logged on the way."""
     with (
         warnings.catch_warnings(),
+        dropout_as_it_runs(),
         dynamo_config.patch(
             ignore_logging_functions=_logging_functions(),
             recompile_limit=RECOMPILE_LIMIT,
@@ -122,6 +124,7 @@ def compiling() -> Iterator[None]:
     ``fallback_random``; without them the generator would end in another state.
     """
     with (
+        dropout_as_it_runs(),
         functorch_config.patch(enable_autograd_cache=False, donated_buffer=False),
         inductor_config.patch(fallback_random=True),
     ):
