@@ -45,7 +45,11 @@ class PythonState:
         """The tensors that lie there now, by where; none that the backward of others made."""
         found: dict[str, torch.Tensor] = {}
         for name, value in _walk(self.roots):
-            if type(value) is torch.Tensor and value.layout is torch.strided and not _is_made(value):
+            if (
+                type(value) is torch.Tensor
+                and value.layout is torch.strided
+                and not _is_made(value)
+            ):
                 found.setdefault(f"attribute {name}", value)
         return found
 

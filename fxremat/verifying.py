@@ -27,8 +27,8 @@ LEARNING_RATE = 1e-3  # of the plain gradient steps between several verified ste
 
 
 RETRACED = (
-    "{name} was compiled anew when the step that had just run was run again from the same state: it "
-    "changes something in Python that cannot be put back, so two of its steps cannot be compared. "
+    "{name} was compiled anew when the step that had just run was run again from the same state: "
+    "it changes something in Python that cannot be put back, so two of its steps cannot be compared. "
     "Keep what changes from call to call in attributes of the module, or in its buffers."
 )
 
@@ -46,7 +46,9 @@ class _Verification:
         options: Options,
     ) -> None:
         self.loss, self.options = loss, options
-        self.state = StepState(module, args, kwargs, held=options.gradients == "held", target=target)
+        self.state = StepState(
+            module, args, kwargs, held=options.gradients == "held", target=target
+        )
         self.reference = Installed(target, module, options, trace=ReferenceTrace)
         self.planned = Installed(target, module, options)
         self.planned.session.alone = False  # the copies of the state lie beside it
