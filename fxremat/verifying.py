@@ -28,7 +28,7 @@ LEARNING_RATE = 1e-3  # of the plain gradient steps between several verified ste
 
 RETRACED = (
     "{name} was compiled anew when the step that had just run was run again from the same state: "
-    "it changes something in Python that cannot be put back, so two of its steps cannot be compared. "
+    "it changes something in Python that cannot be put back, so its steps cannot be compared. "
     "Keep what changes from call to call in attributes of the module, or in its buffers."
 )
 
