@@ -104,6 +104,7 @@ class Backend:
             existing_bytes = expected_gradient_bytes(device, resident)
         elif options.gradients == "auto":
             existing_bytes = bytes_on(device, gradients_of(resident))
+            existing_bytes = max(existing_bytes, self.session.existing_bytes)
         fixed_bytes = reserve_bytes(options.reserve) + existing_bytes + cublas_bytes(device)
         fixed_bytes += self.outside_bytes
         piece = self.piece(device, given, existing_bytes, fixed_bytes)

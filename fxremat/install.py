@@ -48,7 +48,7 @@ class Installed:
     """What stands between a callable and its callers.
 
     It compiles on its first call, with one copy of the traced function for steps that begin without
-    gradients and one for steps that begin with them.
+    gradients and one for each amount of them that no plan so far has room for.
     """
 
     def __init__(
@@ -64,7 +64,8 @@ class Installed:
         self.owner = None if owner is None else weakref.ref(owner)
         self.session = Session(options, name=_name(owner if owner is not None else target))
         self.compiled: dict[tuple[int, ...], Callable[..., Any]] = {}
-        self.graph_inputs: dict[int, weakref.ref[torch.Tensor]] = {}  # leaves, by id
+        # leaves that graphs read, and whether they needed gradients when first traced, by id
+        self.graph_inputs: dict[int, tuple[weakref.ref[torch.Tensor], bool]] = {}
         self.completed = False
         self.verifier = verifier  # of the first call
         self.inside: list[str] = []  # other optimised modules that Dynamo met in this one
@@ -79,35 +80,43 @@ class Installed:
     def remember(self, inputs: Sequence[Any]) -> None:
         """Inputs of a graph that may have gradients; a function's parameters are among them."""
         for value in inputs:
-            if isinstance(value, torch.Tensor) and value.is_leaf and value.requires_grad:
-                self.graph_inputs[id(value)] = weakref.ref(value)
+            if not isinstance(value, torch.Tensor) or not value.is_leaf:
+                continue
+            if id(value) not in self.graph_inputs or self.graph_inputs[id(value)][0]() is None:
+                self.graph_inputs[id(value)] = weakref.ref(value), value.requires_grad
 
-    def gradient_bytes(self) -> int:
-        """Bytes of the gradients that exist now. [bytes]"""
-        inputs = [value for ref in self.graph_inputs.values() if (value := ref()) is not None]
-        found = gradients_of([*self.tensors(), *inputs])
+    def inputs(self) -> list[tuple[torch.Tensor, bool]]:
+        """Those of them that are still alive."""
+        found = [(ref(), needed) for ref, needed in self.graph_inputs.values()]
+        return [(value, needed) for value, needed in found if value is not None]
+
+    def gradient_bytes(self, given: Any) -> int:
+        """Bytes of the gradients that exist now, those of a call's arguments too. [bytes]"""
+        inputs = [value for value, _ in self.inputs()]
+        found = gradients_of([*self.tensors(), *inputs, *tensors_in(given)])
         return bytes_on(found[0].device, found) if found else 0
 
-    def with_gradients(self, existing_bytes: int) -> bool:
-        """Must this step be planned with the gradients that exist when it begins?"""
-        wanted = self.session.options.gradients
-        if wanted != "auto":
-            return wanted == "held"
-        if not existing_bytes:
-            return False
-        planned = [record.plan for record in self.session.graphs]
-        fits = planned and all(p.peak_bytes + existing_bytes <= p.budget_bytes for p in planned)
-        return not fits
+    def kind(self, existing_bytes: int) -> int:
+        """The kind of step to run: the bytes of gradients that its plans have room for. [bytes]"""
+        if self.session.options.gradients != "auto" or not existing_bytes:
+            return 0
+        records = self.session.graphs
+        if records and all(record.has_room(existing_bytes) for record in records):
+            return 0
+        kinds = [kind for kind, *_ in self.compiled if kind >= existing_bytes]
+        return min(kinds, default=existing_bytes)
 
-    def compile(self, with_gradients: bool) -> Callable[..., Any]:
-        """The compiled callable for one of the two kinds of step."""
+    def compile(self, kind: int) -> Callable[..., Any]:
+        """The compiled callable for one kind of step."""
         outside_bytes = bucket_bytes()
         # torch 2.11 does not guard on which parameters need gradients
-        key = (with_gradients, outside_bytes, *(t.requires_grad for t in self.tensors()))
+        changed = tuple(id(t) for t, needed in self.inputs() if t.requires_grad != needed)
+        key = (kind, outside_bytes, *(t.requires_grad for t in self.tensors()), *changed)
         if key not in self.compiled:
             tangents_held()  # cannot be asked inside a trace
             options = self.session.options
-            backend = Backend(self.session, self.tensors, with_gradients, self.trace, outside_bytes)
+            held = options.gradients == "held"
+            backend = Backend(self.session, self.tensors, held, self.trace, outside_bytes)
 
             def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
                 if self.inside:
@@ -129,14 +138,14 @@ class Installed:
             self.verifier = None  # once it has passed
         if torch.compiler.is_exporting():  # asks for the mathematics, not for a step
             return self.target(*args, **kwargs)
-        existing_bytes = self.gradient_bytes()
+        existing_bytes = self.gradient_bytes((args, kwargs))
         self.session.begin(existing_bytes)
         if self.never_runs():
             given = (*self.tensors(), *tensors_in((args, kwargs)))
             if torch.is_grad_enabled() and trainable(given):
                 raise unplanned(self.session.name)
             return self.target(*args, **kwargs)
-        output = self.run(self.compile(self.with_gradients(existing_bytes)), args, kwargs)
+        output = self.run(self.compile(self.kind(existing_bytes)), args, kwargs)
         if self.session.idle and torch.is_grad_enabled() and computed(output, (args, kwargs)):
             raise unplanned(self.session.name)
         told = self.session.options.fullgraph or self.session.options.reserve != 0
