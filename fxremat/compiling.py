@@ -29,14 +29,14 @@ from fxremat.passes.recurrent import (
 from fxremat.passes.reference import reference_partition
 from fxremat.passes.seeding import tensors_in
 from fxremat.passes.select import detach_the_rest
+from fxremat.passes.shared import Shared, shared_outputs
 from fxremat.passes.storages import round_up
 from fxremat.passes.tracing import (
-    Shared,
     compiling,
     current_frame,
     joint_of,
+    keep_buffers,
     keeps_graph,
-    shared_outputs,
 )
 from fxremat.pipeline import Planned, partition, rewritten, tangents
 from fxremat.planning import baseline_peak_bytes, make, make_lean
@@ -48,6 +48,7 @@ from fxremat.session import Session, tangent_note
 from fxremat.simulate import Schedule
 from fxremat.together import Seen
 from fxremat.trial import compile_and_try
+from fxremat.unplanned import refuse_subclasses
 
 VIEWS_NOTE = (
     "some outputs are arguments, or views of arguments or of one another: autograd adds their "
@@ -91,6 +92,7 @@ class Backend:
     def __call__(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compile a graph that Dynamo captured."""
         options = self.session.options
+        refuse_subclasses(self.session.name, inputs)
         if options.keys is not None:
             graph = detach_the_rest(graph, options.keys)
         names = [node.name for node in graph.graph.find_nodes(op="placeholder")]
@@ -311,6 +313,7 @@ class Trace:
 
     def forward_compiler(self, module: fx.GraphModule, _inputs: object) -> Boxed:
         """AOTAutograd's compiler of forwards."""
+        keep_buffers()
         self.code = Code(boxed(module))
         self._must_be_as_planned(module, backward=False)
         return dispatching(self._forward)

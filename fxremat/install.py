@@ -15,7 +15,7 @@ from fxremat.errors import CaptureError, FxrematError, OptionError
 from fxremat.options import Options
 from fxremat.passes.bypass import finding_plans, kept_off, refusal, see_plans
 from fxremat.passes.ddp import HINT, bucket_bytes, is_ddp
-from fxremat.passes.failures import explain
+from fxremat.passes.failures import explain, explain_backend
 from fxremat.passes.seeding import tensors_in
 from fxremat.passes.select import mark
 from fxremat.passes.tangents import tangents_held
@@ -27,7 +27,15 @@ from fxremat.passes.tracing import (
 )
 from fxremat.reporting import RematReport
 from fxremat.session import Session
-from fxremat.unplanned import computed, nested, outside, trainable, uncounted, unplanned
+from fxremat.unplanned import (
+    computed,
+    nested,
+    outside,
+    refuse_forward_mode,
+    trainable,
+    uncounted,
+    unplanned,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -138,6 +146,7 @@ class Installed:
             self.verifier = None  # once it has passed
         if torch.compiler.is_exporting():  # asks for the mathematics, not for a step
             return self.target(*args, **kwargs)
+        refuse_forward_mode(self.session.name, (*self.tensors(), *tensors_in((args, kwargs))))
         existing_bytes = self.gradient_bytes((args, kwargs))
         self.session.begin(existing_bytes)
         if self.never_runs():
@@ -167,12 +176,8 @@ class Installed:
         except BackendCompilerFailed as failed:
             if isinstance(failed.inner_exception, FxrematError):
                 raise failed.inner_exception.with_traceback(None) from None
-            raise CaptureError(
-                f"torch could not trace forward and backward of {self.session.name}: "
-                f"{type(failed.inner_exception).__name__}: {failed.inner_exception}\n"
-                "Remedy: if torch.compile(model, backend='aot_eager') fails alike, the cause is in "
-                "torch; else please report this model."
-            ) from failed
+            text = explain_backend(self.session.name, failed.inner_exception)
+            raise CaptureError(text) from failed
         except TorchDynamoException as error:
             raise CaptureError(explain(error)) from error
         except RuntimeError as error:

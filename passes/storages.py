@@ -146,8 +146,10 @@ def _check_tuples(joint: Joint, creates: dict[str, tuple[int, ...]]) -> None:
     for node in joint.graph.nodes:
         if node.target is operator.getitem and creates[node.name]:
             raise UnsupportedGraphError(
-                f"{node.name!r} reads a part of {node.args[0]!s} that is not among its storages; "
-                "this trace has lost its aliases.",
+                f"{node.name!r} at {source_of(node) or 'an unknown line'} reads a part of "
+                f"{node.args[0]!s} that is not among its storages; this trace has lost its "
+                "aliases, as happens where a marked region (torch.compiler.nested_compile_region) "
+                "is called more than once.\nRemedy: take the mark away; a plan needs no regions.",
                 node.name,
                 target_name(node),
                 source_of(node),
