@@ -69,7 +69,8 @@ def find_storages(joint: Joint, written: Mapping[str, str] | None = None) -> Sto
             if key not in number:
                 number[key] = len(owner)
                 owner.append(node.name)
-                sizes.append(max(_size_bytes(node, tensor), _kept_bytes(node, of, sizes)))
+                fake_bytes = _size_bytes(node, tensor)
+                sizes.append(_kept_bytes(node, of, sizes) or fake_bytes)
                 new.append(number[key])
             mine.append(number[key])
         of[node.name], creates[node.name] = tuple(mine), tuple(new)
@@ -97,8 +98,8 @@ def _kept_bytes(node: fx.Node, of: dict[str, tuple[int, ...]], sizes: list[int])
     """What the result holds since it keeps its first argument's place in a storage. [bytes]
 
     These operators clone the whole storage that the argument is a part of
-    (``clone_preserve_strides``), unless elements of the argument share memory. Fake tensors of
-    views do not always know how large that is.
+    (``clone_preserve_strides``), unless elements of the argument share memory. Fake tensors do not
+    always know how large that is: those of torch's cache of fake results forget it.
     """
     target = node.target
     if not isinstance(target, OpOverload) or target.namespace != "aten":
