@@ -16,14 +16,16 @@ from fxremat.passes.leaves import refuse_visible
 from fxremat.passes.recurrent import plain_recurrence, refuse_lost_dropout
 from fxremat.passes.resampling import whole_resampling
 from fxremat.passes.select import detach_the_rest
+from fxremat.passes.shared import shared_outputs
 from fxremat.passes.storages import round_up
 from fxremat.passes.symbolic import places, sizes_of
-from fxremat.passes.tracing import compiling, current_frame, shared_outputs
+from fxremat.passes.tracing import compiling, current_frame
 from fxremat.records import Piece
 from fxremat.reserve import reserve_bytes
 from fxremat.session import Session
 from fxremat.trace import Trace
 from fxremat.trial import compile_and_try
+from fxremat.unplanned import refuse_subclasses
 
 
 class Backend:
@@ -57,6 +59,7 @@ class Backend:
         """Compile a graph that Dynamo captured."""
         options = self.session.options
         refuse_visible(graph.graph)
+        refuse_subclasses(self.session.name, inputs)
         if options.keys is not None:
             graph = detach_the_rest(graph, options.keys)
         names = [node.name for node in graph.graph.find_nodes(op="placeholder")]
@@ -90,6 +93,7 @@ class Backend:
             existing_bytes = expected_gradient_bytes(device, resident)
         elif options.gradients == "auto":
             existing_bytes = bytes_on(device, gradients_of(resident))
+            existing_bytes = max(existing_bytes, self.session.existing_bytes)
         fixed_bytes = reserve_bytes(options.reserve) + existing_bytes + cublas_bytes(device)
         fixed_bytes += self.outside_bytes
         piece = self.piece(device, given, existing_bytes, fixed_bytes, frame)

@@ -22,7 +22,7 @@ from fxremat.errors import (
 from fxremat.options import Options
 from fxremat.passes.bypass import finding_plans, kept_off, refusal, see_plans
 from fxremat.passes.ddp import HINT, bucket_bytes, is_ddp
-from fxremat.passes.failures import explain
+from fxremat.passes.failures import explain, explain_backend
 from fxremat.passes.seeding import tensors_in
 from fxremat.passes.select import mark
 from fxremat.passes.tangents import tangents_held
@@ -36,7 +36,15 @@ from fxremat.reporting import RematReport
 from fxremat.session import Session
 from fxremat.shapes import Shapes, kind_and_shapes, naming
 from fxremat.trace import Trace, storages_in
-from fxremat.unplanned import computed, nested, outside, trainable, uncounted, unplanned
+from fxremat.unplanned import (
+    computed,
+    nested,
+    outside,
+    refuse_forward_mode,
+    trainable,
+    uncounted,
+    unplanned,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -59,7 +67,7 @@ class Installed:
     """What stands between a callable and its callers.
 
     It compiles on its first call, with one copy of the traced function for steps that begin without
-    gradients and one for steps that begin with them.
+    gradients and one for each amount of them that no plan so far has room for.
     """
 
     def __init__(
@@ -75,7 +83,8 @@ class Installed:
         self.owner = None if owner is None else weakref.ref(owner)
         self.session = Session(options, name=_name(owner if owner is not None else target))
         self.compiled: dict[tuple[int, ...], Callable[..., Any]] = {}
-        self.graph_inputs: dict[int, weakref.ref[torch.Tensor]] = {}  # leaves, by id
+        # leaves that graphs read, and whether they needed gradients when first traced, by id
+        self.graph_inputs: dict[int, tuple[weakref.ref[torch.Tensor], bool]] = {}
         self.shapes = Shapes()
         self.completed = False
         self.verifier = verifier  # of the first call
@@ -91,36 +100,44 @@ class Installed:
     def remember(self, inputs: Sequence[Any]) -> None:
         """Inputs of a graph that may have gradients; a function's parameters are among them."""
         for value in inputs:
-            if isinstance(value, torch.Tensor) and value.is_leaf and value.requires_grad:
-                self.graph_inputs[id(value)] = weakref.ref(value)
+            if not isinstance(value, torch.Tensor) or not value.is_leaf:
+                continue
+            if id(value) not in self.graph_inputs or self.graph_inputs[id(value)][0]() is None:
+                self.graph_inputs[id(value)] = weakref.ref(value), value.requires_grad
 
-    def gradient_bytes(self) -> int:
-        """Bytes of the gradients that exist now. [bytes]"""
-        inputs = [value for ref in self.graph_inputs.values() if (value := ref()) is not None]
-        found = gradients_of([*self.tensors(), *inputs])
+    def inputs(self) -> list[tuple[torch.Tensor, bool]]:
+        """Those of them that are still alive."""
+        found = [(ref(), needed) for ref, needed in self.graph_inputs.values()]
+        return [(value, needed) for value, needed in found if value is not None]
+
+    def gradient_bytes(self, given: Any) -> int:
+        """Bytes of the gradients that exist now, those of a call's arguments too. [bytes]"""
+        inputs = [value for value, _ in self.inputs()]
+        found = gradients_of([*self.tensors(), *inputs, *tensors_in(given)])
         return bytes_on(found[0].device, found) if found else 0
 
-    def with_gradients(self, existing_bytes: int) -> bool:
-        """Must this step be planned with the gradients that exist when it begins?"""
-        wanted = self.session.options.gradients
-        if wanted != "auto":
-            return wanted == "held"
-        if not existing_bytes:
-            return False
-        planned = [record.plan for record in self.session.graphs]
-        fits = planned and all(p.peak_bytes + existing_bytes <= p.budget_bytes for p in planned)
-        return not fits
+    def kind(self, existing_bytes: int) -> int:
+        """The kind of step to run: the bytes of gradients that its plans have room for. [bytes]"""
+        if self.session.options.gradients != "auto" or not existing_bytes:
+            return 0
+        records = self.session.graphs
+        if records and all(record.has_room(existing_bytes) for record in records):
+            return 0
+        kinds = [kind for kind, *_ in self.compiled if kind >= existing_bytes]
+        return min(kinds, default=existing_bytes)
 
-    def compile(self, with_gradients: bool, symbolic: bool) -> Callable[..., Any]:
-        """The compiled callable for one of the kinds of step."""
+    def compile(self, kind: int, symbolic: bool) -> Callable[..., Any]:
+        """The compiled callable for one kind of step."""
         outside_bytes = bucket_bytes()
         # torch 2.11 does not guard on which parameters need gradients
         trained = (t.requires_grad for t in self.tensors())
-        key = (with_gradients, symbolic, outside_bytes, *trained)
+        changed = (id(t) for t, needed in self.inputs() if t.requires_grad != needed)
+        key = (kind, symbolic, outside_bytes, *trained, *changed)
         if key not in self.compiled:
             tangents_held()  # cannot be asked inside a trace
             options = self.session.options
-            backend = Backend(self.session, self.tensors, with_gradients, self.trace, outside_bytes)
+            held = options.gradients == "held"
+            backend = Backend(self.session, self.tensors, held, self.trace, outside_bytes)
 
             def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
                 if self.inside:
@@ -142,7 +159,8 @@ class Installed:
             self.verifier = None  # once it has passed
         if torch.compiler.is_exporting():  # asks for the mathematics, not for a step
             return self.target(*args, **kwargs)
-        existing_bytes = self.gradient_bytes()
+        refuse_forward_mode(self.session.name, (*self.tensors(), *tensors_in((args, kwargs))))
+        existing_bytes = self.gradient_bytes((args, kwargs))
         self.session.begin(existing_bytes)
         if self.never_runs():
             given = (*self.tensors(), *tensors_in((args, kwargs)))
@@ -150,7 +168,7 @@ class Installed:
                 raise unplanned(self.session.name)
             return self.target(*args, **kwargs)
         try:
-            output = self.step(self.with_gradients(existing_bytes), args, kwargs)
+            output = self.step(self.kind(existing_bytes), args, kwargs)
         except InfeasibleBudgetError as error:
             if not self.session.graphs:
                 raise
@@ -162,17 +180,17 @@ class Installed:
             raise uncounted(self.session.name, found)
         return output
 
-    def step(self, with_gradients: bool, args: Any, kwargs: Any) -> Any:
+    def step(self, wanted: int, args: Any, kwargs: Any) -> Any:
         """Run the graph of its own that a shape has, or the one that serves many."""
         options = self.session.options
         if options.dynamic is not None or options.executor != "eager":
-            return self.run(self.compile(with_gradients, bool(options.dynamic)), args, kwargs)
+            return self.run(self.compile(wanted, bool(options.dynamic)), args, kwargs)
         owner = self.owner() if self.owner is not None else None
         trains = owner.training if owner is not None else None
         kind, shapes = kind_and_shapes((args, kwargs), trains, torch.is_grad_enabled())
         if self.shapes.are_many(kind, shapes):
             try:
-                return self.run(self.compile(with_gradients, symbolic=True), args, kwargs)
+                return self.run(self.compile(wanted, symbolic=True), args, kwargs)
             except (CaptureError, UnsupportedGraphError) as error:  # before anything has run
                 self.shapes.refused.add(kind)
                 log.info(
@@ -180,7 +198,7 @@ class Installed:
                     self.session.name,
                     error,
                 )
-        return self.run(self.compile(with_gradients, symbolic=False), args, kwargs)
+        return self.run(self.compile(wanted, symbolic=False), args, kwargs)
 
     def never_runs(self) -> bool:
         """Is it certain that no planned graph can run now?"""
@@ -196,12 +214,8 @@ class Installed:
         except BackendCompilerFailed as failed:
             if isinstance(failed.inner_exception, FxrematError):
                 raise failed.inner_exception.with_traceback(None) from None
-            raise CaptureError(
-                f"torch could not trace forward and backward of {self.session.name}: "
-                f"{type(failed.inner_exception).__name__}: {failed.inner_exception}\n"
-                "Remedy: if torch.compile(model, backend='aot_eager') fails alike, the cause is in "
-                "torch; else please report this model."
-            ) from failed
+            text = explain_backend(self.session.name, failed.inner_exception)
+            raise CaptureError(text) from failed
         except TorchDynamoException as error:
             raise CaptureError(explain(error)) from error
         except RuntimeError as error:

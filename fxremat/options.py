@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,12 @@ class Options:
             )
         if not hasattr(self.reserve, "param_groups"):  # an optimizer is asked for its state later
             parse_bytes(self.reserve, "reserve")
+        if self.cache_dir is not None and not isinstance(self.cache_dir, str | PathLike | bool):
+            raise OptionError(
+                f"cache_dir={self.cache_dir!r}: name a folder, or say False for none.",
+                "cache_dir",
+                self.cache_dir,
+            )
         if not isinstance(self.time_limit_s, int | float) or not self.time_limit_s > 0:
             raise OptionError(
                 f"time_limit_s={self.time_limit_s!r}: give seconds above 0.",

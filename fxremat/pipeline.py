@@ -205,7 +205,12 @@ def cache_dir(options: Options) -> Path | None:
     """Where costs are kept between runs; None for nowhere."""
     if options.cache_dir is False:
         return None
-    return CACHE_DIR if options.cache_dir in (None, True) else Path(str(options.cache_dir))
+    if options.cache_dir in (None, True):
+        return CACHE_DIR
+    try:
+        return Path(str(options.cache_dir)).expanduser()
+    except RuntimeError:  # nobody is called so
+        return Path(str(options.cache_dir))
 
 
 def _room_bytes(options: Options, device: torch.device) -> int | None:

@@ -86,6 +86,11 @@ class GraphRecord:
         for name in ("held_bytes", "retained_peak_bytes", "flight_bytes"):
             self.__dict__.pop(name, None)
 
+    def has_room(self, existing_bytes: int) -> bool:
+        """Does the plan fit where so many bytes of gradients exist when its step begins?"""
+        more_bytes = max(0, existing_bytes - self.piece.existing_bytes)
+        return self.plan.peak_bytes + more_bytes <= self.plan.budget_bytes
+
     @cached_property
     def flight_bytes(self) -> int:
         """Held by one more forward of this graph that waits for its backward. [bytes]"""

@@ -26,6 +26,7 @@ class Session:
         name: What was optimised, for people.
         graphs: Every graph captured, in order.
         call: The call in progress, or the last one.
+        last: The last call before it that ran a graph.
         known: The kinds of call whose pieces have been planned together.
         told: Whether ``begin`` says where a call starts; ``torch.compile`` does not.
         on_inputs: Told the names and values of a graph's inputs before it first runs.
@@ -39,6 +40,7 @@ class Session:
     name: str = ""
     graphs: list[GraphRecord] = field(default_factory=list)
     call: Call = field(default_factory=Call)
+    last: Call = field(default_factory=Call)
     known: list[Together] = field(default_factory=list)
     on_inputs: Callable[[Sequence[tuple[str, Any]]], None] = lambda found: None
     started_s: float = 0.0
@@ -80,6 +82,8 @@ class Session:
 
     def _next(self, existing_bytes: int = 0) -> None:
         self.settle()
+        if self.call.ran:
+            self.last = self.call
         self.call = Call(existing_bytes=existing_bytes)
         self.number += 1
 
@@ -109,7 +113,7 @@ class Session:
         """
         more_bytes = self.existing_bytes - record.piece.existing_bytes
         if record.differentiated and more_bytes > 0:
-            _check_gradients(record.plan, more_bytes)
+            _check_gradients(record.plan, more_bytes, self.options.gradients)
         ran = [*self.earlier(record.piece.frame), record]
         known = self._following(tuple(r.key for r in ran if r.differentiated))
         if record.differentiated:
@@ -199,6 +203,8 @@ class Session:
         Raises:
             FxrematError: No call has run yet.
         """
+        if not self.ran and self.last.ran:  # the call in progress has raised before it ran
+            self.call = self.last
         if not self.ran:
             raise FxrematError(
                 f"{self.name or 'this callable'} has not run a planned graph yet: plans are "
@@ -238,17 +244,21 @@ def _refuse_another(record: GraphRecord, count: int, held_bytes: int) -> None:
     )
 
 
-def _check_gradients(plan: Plan, more_bytes: int) -> None:
+def _check_gradients(plan: Plan, more_bytes: int, option: str) -> None:
     peak_bytes = plan.peak_bytes + more_bytes
-    if peak_bytes > plan.budget_bytes:
-        raise OverBudgetError(
-            f"the step begins with {more_bytes:,} bytes of gradients that gradients='freed' left "
-            f"out: with them its peak would be {peak_bytes:,} bytes, above the budget of "
-            f"{plan.budget_bytes:,} bytes. Free them (zero_grad(set_to_none=True)), or say "
-            "gradients='auto'.",
-            peak_bytes,
-            plan.budget_bytes,
-        )
+    if peak_bytes <= plan.budget_bytes:
+        return
+    cause, remedy = "gradients='freed' left out", "say gradients='auto'"
+    if option != "freed":
+        cause = "its plan has no room for: of parameters, or of earlier arguments still alive"
+        remedy = f"raise the budget to {peak_bytes:,} bytes"
+    raise OverBudgetError(
+        f"the step begins with {more_bytes:,} bytes of gradients that {cause}; with them its peak "
+        f"would be {peak_bytes:,} bytes, above the budget of {plan.budget_bytes:,} bytes. Free "
+        f"them (zero_grad(set_to_none=True)), or {remedy}.",
+        peak_bytes,
+        plan.budget_bytes,
+    )
 
 
 def _check_piece(plan: Plan, peak_bytes: int) -> None:

@@ -10,6 +10,9 @@ from torch.utils import _pytree as pytree
 from fxremat.comparing import GRADIENT, SHARED, STRIDES, STRUCTURE, WHOLE_OUTPUT, Observed
 from fxremat.errors import VerificationError
 from fxremat.passes.seeding import tensors_in
+from fxremat.pystate import PythonState
+
+GRAPH_INPUT = "graph input"  # what only a trace has found
 
 
 class StepState:
@@ -26,6 +29,7 @@ class StepState:
         kwargs: Mapping[str, Any],
         *,
         held: bool,
+        target: Callable[..., Any] | None = None,
     ) -> None:
         self.module = module
         self.held = held
@@ -40,11 +44,12 @@ class StepState:
         self.stand_ins: dict[str, torch.Tensor] = {}  # of those, for the step in progress
         self.kept: dict[str, torch.Tensor] = {}
         self.gradients: dict[str, torch.Tensor | None] = {}
-        self.slots: list[tuple[nn.Module, str, torch.Tensor | None]] = []
         if module is not None:
+            _refuse_uninitialised(module)
             self.tensors |= {f"parameter {n}": p for n, p in module.named_parameters()}
             self.tensors |= {f"buffer {n}": b for n, b in module.named_buffers()}
-            self.slots = [(m, n, b) for m in module.modules() for n, b in m._buffers.items()]
+        self.python = PythonState([module, target, self.given])
+        self.tensors |= self._attributes()
         self.generators = generator_states()
         self.keep()
 
@@ -57,6 +62,13 @@ class StepState:
                     f"{name} was computed from something that requires a gradient, and lies inside "
                     "an object that is no container. Detach it, or pass it by itself."
                 )
+
+    def _attributes(self) -> dict[str, torch.Tensor]:
+        """Tensors that lie in Python's state and are not watched by another name."""
+        known = {id(tensor) for tensor in (*self.tensors.values(), *self.stand_ins.values())}
+        if self.module is not None:
+            known |= {id(tensor) for tensor in self.module.buffers()}
+        return {n: t for n, t in self.python.tensors().items() if id(t) not in known}
 
     def keep(self) -> None:
         """Copy what is not copied yet."""
@@ -80,7 +92,7 @@ class StepState:
                     f"the step reads {name}, which was computed outside of it from something that "
                     "requires a gradient. Pass it as an argument, or compute it inside."
                 )
-        self.tensors |= {f"graph input {name}": value for name, value in new}
+        self.tensors |= {f"{GRAPH_INPUT} {name}": value for name, value in new}
         self.keep()
         for _, tensor in new:
             self.clear(tensor)
@@ -105,9 +117,7 @@ class StepState:
 
     def put_back(self) -> None:
         """As it was, with the gradients that a step is to find."""
-        for owner, name, buffer in self.slots:
-            if owner._buffers.get(name) is not buffer:  # a forward may replace a buffer
-                owner._buffers[name] = buffer
+        self.python.put_back()
         with torch.no_grad():
             for name, tensor in self.tensors.items():
                 if not _repeats(tensor):  # nobody can write to one that does
@@ -124,7 +134,7 @@ class StepState:
 
     def observe(self, output: Any) -> Observed:
         """What a step has left, on copies."""
-        present = {**self.tensors, **self.stand_ins}
+        present = {**self.tensors, **self.stand_ins, **self._attributes()}
         if self.module is not None:
             present |= {f"buffer {n}": b for n, b in self.module.named_buffers()}
         outputs = {f"output {i}": t for i, t in enumerate(tensors_in(output))}
@@ -140,6 +150,17 @@ class StepState:
                 **_traits({**outputs, **gradients}, present),
                 WHOLE_OUTPUT: {STRUCTURE: structure(output)},
             },
+        )
+
+
+def _refuse_uninitialised(module: nn.Module) -> None:
+    """A step that makes its parameters cannot be run twice from one state."""
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    lazy = [name for name, tensor in tensors if nn.parameter.is_lazy(tensor)]
+    if lazy:
+        raise VerificationError(
+            f"{', '.join(lazy)} of {type(module).__name__} have no shape yet, so there is no "
+            "state to run two steps from. Call the model once, under torch.no_grad(), before."
         )
 
 

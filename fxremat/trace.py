@@ -20,10 +20,11 @@ from fxremat.passes.joint import Joint, primals_of, target_name
 from fxremat.passes.recurrent import as_it_runs, mkldnn_enabled
 from fxremat.passes.reference import reference_partition
 from fxremat.passes.seeding import tensors_in
+from fxremat.passes.shared import Shared
 from fxremat.passes.split import Split
 from fxremat.passes.storages import round_up
 from fxremat.passes.symbolic import Place, Sizes, at_sizes, is_symbolic, sizes_of
-from fxremat.passes.tracing import Shared, joint_of, keeps_graph
+from fxremat.passes.tracing import joint_of, keep_buffers, keeps_graph
 from fxremat.pipeline import Planned, partition, rewritten, tangents, written
 from fxremat.planning import baseline_peak_bytes, make, make_lean
 from fxremat.plans import Plan, Solution, make_plan
@@ -284,6 +285,7 @@ class Trace:
 
     def forward_compiler(self, module: fx.GraphModule, _inputs: object) -> Boxed:
         """AOTAutograd's compiler of forwards."""
+        keep_buffers()
         self.code = Code(boxed(module))
         self._must_be_as_planned(module, backward=False)
         return dispatching(self._forward)

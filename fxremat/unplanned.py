@@ -4,8 +4,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from fxremat.errors import CaptureError, OptionError
+from fxremat.errors import CaptureError, OptionError, UnsupportedGraphError
 from fxremat.passes.bypass import kept_off
 from fxremat.passes.seeding import tensors_in
 
@@ -72,3 +75,42 @@ def nested(name: str, inside: Iterable[str]) -> OptionError:
         "target",
         name,
     )
+
+
+def refuse_forward_mode(name: str, tensors: Iterable[torch.Tensor]) -> None:
+    """Refuse tensors with tangents: the compiled step would lose them, or fail in torch's words.
+
+    Raises:
+        UnsupportedGraphError: One has a tangent of the forward mode.
+    """
+    if forward_ad._current_level < 0:
+        return
+    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+        raise UnsupportedGraphError(
+            f"{name} was called with dual numbers (torch.autograd.forward_ad), and a plan is for "
+            "the backward of a step.\nRemedy: take the plan away for that with "
+            "fxremat.restore(model)."
+        )
+
+
+def refuse_subclasses(name: str, inputs: Iterable[Any]) -> None:
+    """Refuse tensors of classes with a behaviour or memory of their own.
+
+    Raises:
+        UnsupportedGraphError: There is one.
+    """
+    for value in inputs:
+        if not isinstance(value, torch.Tensor) or _is_plain(value):
+            continue
+        nested = "pad it to a plain one" if value.is_nested else "pass its plain tensors"
+        raise UnsupportedGraphError(
+            f"{name} reads a tensor of class {type(value).__name__} of shape "
+            f"{tuple(value.shape)}, and plans know plain tensors only: what such a class holds and "
+            f"does is its own.\nRemedy: {nested}, and make it outside of the optimised callable."
+        )
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    if is_traceable_wrapper_subclass(tensor):
+        return False
+    return type(tensor) is torch.Tensor or isinstance(tensor, torch.nn.Parameter | FakeTensor)

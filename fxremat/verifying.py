@@ -16,13 +16,21 @@ from fxremat.comparing import Comparison, Observed, bound_in_words, compare, joi
 from fxremat.errors import FxrematError, StepFailsError, VerificationError
 from fxremat.install import Installed
 from fxremat.options import Options
+from fxremat.passes.allocations import ProfilerBusyError
 from fxremat.passes.meter import PeakMeasurement, measure_peak
 from fxremat.passes.seeding import seeded_loss, unit
 from fxremat.session import Session
-from fxremat.stepstate import StepState
+from fxremat.stepstate import GRAPH_INPUT, StepState
 from fxremat.trace import VIEWS_NOTE, ReferenceTrace
 
 LEARNING_RATE = 1e-3  # of the plain gradient steps between several verified steps
+
+
+RETRACED = (
+    "{name} was compiled anew when the step that had just run was run again from the same state: "
+    "it changes something in Python that cannot be put back, so its steps cannot be compared. "
+    "Keep what changes from call to call in attributes of the module, or in its buffers."
+)
 
 
 class _Verification:
@@ -38,7 +46,9 @@ class _Verification:
         options: Options,
     ) -> None:
         self.loss, self.options = loss, options
-        self.state = StepState(module, args, kwargs, held=options.gradients == "held")
+        self.state = StepState(
+            module, args, kwargs, held=options.gradients == "held", target=target
+        )
         self.reference = Installed(target, module, options, trace=ReferenceTrace)
         self.planned = Installed(target, module, options)
         self.planned.session.alone = False  # the copies of the state lie beside it
@@ -102,9 +112,21 @@ class _Verification:
         if device.type == "cuda":
             torch.cuda.empty_cache()  # what other steps needed is not reserved for this one
         kept: list[Any] = []
-        peak = measure_peak(
-            lambda: kept.append(self.step(self.planned, args, kwargs)), device=device
-        )
+        begun: list[bool] = []
+        known = len(self.planned.session.graphs)
+
+        def step() -> None:
+            begun.append(True)
+            kept.append(self.step(self.planned, args, kwargs))
+
+        try:
+            peak = measure_peak(step, device=device)
+        except ProfilerBusyError as error:  # planning measures costs, which needs the profiler too
+            if not begun:
+                raise
+            raise VerificationError(RETRACED.format(name=self.planned.session.name)) from error
+        if len(self.planned.session.graphs) > known:
+            raise VerificationError(RETRACED.format(name=self.planned.session.name))
         return peak, self.state.observe(kept.pop())
 
     def times(self, repeats: int) -> tuple[list[float], list[float]]:
@@ -169,10 +191,11 @@ def _check(both: _Verification, steps: int, repeats: int) -> Check:
         if both.planned.session.shares:  # the first call showed the pieces, now their plan runs
             both.planned.session.settle()
             got = both.observe_planned(steps)
-        plan = both.planned.session.only_plan()
+        device = torch.device(both.planned.session.only_plan().problem.device)
         _room_for_reference(both.planned.session)
         expected = both.observe(both.reference, steps)
-        peak, again = both.measure(torch.device(plan.problem.device))
+        peak, again = both.measure(device)
+        plan = both.planned.session.only_plan()  # a later step may have run another graph
         baseline_s, planned_s = both.times(max(1, repeats))
     finally:
         both.state.restore()
@@ -226,10 +249,17 @@ def _compare_steps(
 ) -> Comparison:
     """Compare steps; with more than one, names say which. ``again`` is the first one once more."""
     parts = [
-        compare(one, other, executor, "" if len(got) == 1 else f"step {number}: ")
+        compare(_both_watched(one, other), other, executor, label)
         for number, (one, other) in enumerate(zip(expected, got, strict=True))
+        for label in ["" if len(got) == 1 else f"step {number}: "]
     ]
     return joined([*parts, compare(expected[0], again, executor, "run again: ")])
+
+
+def _both_watched(one: Observed, other: Observed) -> Observed:
+    """A run without the inputs of graphs that had not been met yet when another one ran."""
+    unmet = {n for n in one.inputs if n.startswith(GRAPH_INPUT) and n not in other.inputs}
+    return replace(one, inputs={n: t for n, t in one.inputs.items() if n not in unmet})
 
 
 def _room_for_reference(session: Session) -> None:

@@ -15,13 +15,19 @@ import torch
 import torch._dynamo.config as dynamo_config
 
 try:
-    from torch._dynamo import eval_frame
+    from torch._dynamo import convert_frame, eval_frame
     from torch._dynamo.guards import GuardBuilder, install_guard
     from torch._dynamo.source import AttrSource
     from torch._dynamo.variables.base import VariableTracker
     from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
 
-    _KNOWN = (eval_frame._stance, GuardBuilder.NOT_PRESENT_IN_GENERIC_DICT, VariableTracker.build)
+    _KNOWN = (
+        torch._dynamo.reset_code_caches,
+        convert_frame.input_codes,
+        eval_frame._stance,
+        GuardBuilder.NOT_PRESENT_IN_GENERIC_DICT,
+        VariableTracker.build,
+    )
 except (ImportError, AttributeError) as error:  # pragma: no cover - depends on the release
     raise ImportError(
         f"fxremat shows Dynamo optimised modules by parts of it that torch {torch.__version__} "
@@ -77,6 +83,8 @@ def see_plans(bears_plan: Callable[[Any], bool]) -> None:
         return call.call_function(tx, args, kwargs)  # disabled, so the graph breaks here
 
     UnspecializedNNModuleVariable.call_function = call_function  # type: ignore[method-assign]
+    if convert_frame.input_codes.seen:  # what is compiled already does not look: compile it anew
+        torch._dynamo.reset_code_caches()
 
 
 def kept_off() -> str:

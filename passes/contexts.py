@@ -16,6 +16,7 @@ import torch
 from torch.autograd.function import BackwardCFunction
 
 from fxremat.errors import UnsupportedGraphError
+from fxremat.passes.tracing import keeps_graph
 
 _DEPTH = 32  # views between an output and the node that made it
 
@@ -54,22 +55,37 @@ def watched(compiled: Callable[..., Any], watcher: Watcher) -> Callable[..., Any
         context = next((n for n in found if id(n) not in before), None)
         watcher.passed(args, returned, context)
         if context is not None:
-            reference = weakref.ref(context)  # the node holds its hooks
-            context.register_prehook(lambda _: _turn(watcher, reference()))
+            turn = _Turn(watcher, weakref.ref(context))  # the node holds its hooks
+            context.register_prehook(turn)
         return outputs
 
     shielded: Callable[..., Any] = torch._dynamo.disable(run, reason="runs outside the trace")
     return shielded
 
 
-def _turn(watcher: Watcher, context: object) -> None:
-    if torch.is_grad_enabled():
-        raise UnsupportedGraphError(
-            "backward(create_graph=True) asks for a graph of the backward, and fxremat plans first "
-            "derivatives only. Run steps that need second derivatives unoptimised: "
-            "fxremat.restore(model)."
-        )
-    watcher.turns(context)
+class _Turn:
+    """The hook of one forward: runs when its backward starts."""
+
+    def __init__(self, watcher: Watcher, reference: "weakref.ref[Any]") -> None:
+        self.watcher, self.reference = watcher, reference
+        self.freed = False  # what it had saved is gone
+
+    def __call__(self, _gradients: object) -> None:
+        if torch.is_grad_enabled():
+            raise UnsupportedGraphError(
+                "backward(create_graph=True) asks for a graph of the backward, and fxremat plans "
+                "first derivatives only. Run steps that need second derivatives unoptimised: "
+                "fxremat.restore(model)."
+            )
+        if self.freed:
+            raise UnsupportedGraphError(
+                "a second backward runs through one forward, and the first has freed what it had "
+                "saved: an optimised callable is one graph, however unrelated its outputs are.\n"
+                "Remedy: add the losses up and call backward once, or say retain_graph=True in the "
+                "first."
+            )
+        self.watcher.turns(self.reference())
+        self.freed = not keeps_graph()
 
 
 def _nodes(values: Iterable[Any]) -> list[BackwardCFunction]:

@@ -44,6 +44,86 @@ def frames(text: str) -> list[Frame]:
     ]
 
 
+class Known(NamedTuple):
+    """A cause that can be told from the text of an error.
+
+    Attributes:
+        sign: Stands in the error or in the lines that it names.
+        words: What it is.
+        remedy: What applies to it.
+    """
+
+    sign: str
+    words: str
+    remedy: str
+
+
+_OUTSIDE = "do that outside of the optimised callable"
+_KNOWN = tuple(
+    Known(*each)
+    for each in (
+        (
+            "exponential_average_factor",
+            "BatchNorm with momentum=None divides by the number of its calls, which only the step "
+            "knows",
+            "give that BatchNorm a momentum, or call eval() on it",
+        ),
+        (
+            "Module-level backwards hooks",
+            "a full backward hook of a module runs inside the backward, which a plan rewrites",
+            "remove the hook; hooks of parameters (register_post_accumulate_grad_hook) work",
+        ),
+        (
+            "wrap sparse Tensor",
+            "it reads a sparse tensor, and plans know dense ones only",
+            "pass tensor.to_dense(), or do the sparse product outside of the optimised callable",
+        ),
+        (
+            "strided NestedTensor",
+            "it reads a nested tensor, and plans know plain ones only",
+            "pad it: torch.nested.to_padded_tensor(tensor, 0.0)",
+        ),
+        (
+            "functorch tracing attempt",
+            "a transform of torch.func (functorch: grad, vmap, jvp) runs around it",
+            "take the plan away for that with fxremat.restore(model)",
+        ),
+        (
+            "generator=",
+            "it draws from a generator of its own, which cannot be put back",
+            "draw from the default generator, or draw before and pass the numbers",
+        ),
+        (
+            "manual_seed",
+            "it seeds the generators",
+            "seed before the call",
+        ),
+        (
+            "Data-dependent branching",
+            "a condition depends on values that only the step knows",
+            "use torch.where or torch.cond, or pass fullgraph=False to plan the pieces",
+        ),
+        (
+            "data-dependent expression",
+            "a size or a condition depends on values that only the step knows",
+            "use torch.where or a mask of a fixed size, or decide outside of the callable",
+        ),
+        ("torch.autograd.grad", "it asks for gradients inside", _OUTSIDE),
+        ("Tensor.backward()", "it runs a backward inside", _OUTSIDE),
+        (
+            "save_on_cpu",
+            "it says itself what autograd is to keep",
+            "take that context away: the plan decides what is kept",
+        ),
+        (
+            "modified by an inplace operation",
+            "it writes over a value that the backward needs, as it would without fxremat",
+            "write to a copy, or use the operator that is not in place",
+        ),
+    )
+)
+
+
 def explain(error: TorchDynamoException) -> str:
     """Why a model could not be traced, at which line, and what to do.
 
@@ -63,11 +143,51 @@ def explain(error: TorchDynamoException) -> str:
         )
     if "torch/nn/parallel/distributed.py" in stack:
         return f"the model could not be traced to one graph: {HINT}{where}"
+    known = _known(f"{head}{where}")
+    if known is not None:
+        words, remedy = known.words, known.remedy
+        return f"the model could not be traced to one graph: {words}{where}\nRemedy: {remedy}."
     return (
         f"the model could not be traced to one graph: {_reason(head)}{where}\n"
         "Remedy: move what breaks the graph (printing, .item(), data-dependent branches) out of "
         "the optimised callable, or pass fullgraph=False to plan the pieces."
     )
+
+
+def explain_backend(name: str, error: Exception) -> str:
+    """Why forward and backward of a captured graph could not be traced, and what to do.
+
+    Args:
+        name: What was optimised.
+        error: What AOTAutograd raised.
+
+    Returns:
+        The text of a ``CaptureError``.
+    """
+    known = _known(str(error))
+    lines = [line for line in str(error).splitlines() if line.strip()][:LINES]
+    reason = f"{type(error).__name__}: " + " ".join(lines)
+    remedy = (
+        "if torch.compile(model, backend='aot_eager') fails alike, the cause is in torch; else "
+        "please report this model"
+    )
+    if known is not None:
+        reason, remedy = f"{known.words} ({_shortened(reason)})", known.remedy
+    return f"torch could not trace forward and backward of {name}: {reason}\nRemedy: {remedy}."
+
+
+LINES = 8  # of a text of torch's; what follows speaks to torch's developers
+LENGTH = 200
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= LENGTH else f"{text[:LENGTH]}..."
+
+
+def _known(text: str) -> Known | None:
+    if "nn/modules/batchnorm.py" in text and "data-dependent expression" in text:
+        return _KNOWN[0]
+    return next((known for known in _KNOWN if known.sign in text), None)
 
 
 def _reason(head: str) -> str:

@@ -5,12 +5,15 @@ those of eager (``fallback_random``), so that masks and the generator's state ar
 unrewritten graph.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import fx
-from torch._inductor.compile_fx import compile_fx
+from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
+
+from fxremat.passes.tracing import keep_buffers
 
 Partition = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
 
@@ -37,6 +40,12 @@ class Partitioner(CustomPartitionerFn):
         return str, (self.uuid(),)
 
 
+@functools.wraps(compile_fx_inner)
+def _inner(*args: Any, **kwargs: Any) -> Any:
+    keep_buffers()
+    return compile_fx_inner(*args, **kwargs)
+
+
 def compile_with_inductor(
     graph: fx.GraphModule,
     inputs: Sequence[Any],
@@ -61,6 +70,6 @@ def compile_with_inductor(
         "layout_optimization": False,
     }
     # Passed, not set around the call: the backward compiles later, on CUDA in another thread.
-    compiled = compile_fx(graph, list(inputs), config_patches=patches)
+    compiled = compile_fx(graph, list(inputs), inner_compile=_inner, config_patches=patches)
     call: Callable[..., Any] = compiled  # type: ignore[assignment]  # why: other results are of AOT packages
     return call

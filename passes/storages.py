@@ -70,8 +70,8 @@ def find_storages(joint: Joint, written: Mapping[str, str] | None = None) -> Sto
             if key not in number:
                 number[key] = len(owner)
                 owner.append(node.name)
-                size_bytes = max(_size_bytes(node, tensor), _kept_bytes(node, of, sizes))
-                sizes.append(0 if id(tensor) in masked else size_bytes)
+                fake_bytes = 0 if id(tensor) in masked else _size_bytes(node, tensor)
+                sizes.append(_kept_bytes(node, of, sizes) or fake_bytes)
                 new.append(number[key])
             mine.append(number[key])
         of[node.name], creates[node.name] = tuple(mine), tuple(new)
@@ -115,8 +115,8 @@ def _kept_bytes(node: fx.Node, of: dict[str, tuple[int, ...]], sizes: list[int])
     """What the result holds since it keeps its first argument's place in a storage. [bytes]
 
     These operators clone the whole storage that the argument is a part of
-    (``clone_preserve_strides``), unless elements of the argument share memory. Fake tensors of
-    views do not always know how large that is.
+    (``clone_preserve_strides``), unless elements of the argument share memory. Fake tensors do not
+    always know how large that is: those of torch's cache of fake results forget it.
     """
     target = node.target
     if not isinstance(target, OpOverload) or target.namespace != "aten":
@@ -164,8 +164,10 @@ def _check_tuples(joint: Joint, creates: dict[str, tuple[int, ...]]) -> None:
     for node in joint.graph.nodes:
         if node.target is operator.getitem and creates[node.name]:
             raise UnsupportedGraphError(
-                f"{node.name!r} reads a part of {node.args[0]!s} that is not among its storages; "
-                "this trace has lost its aliases.",
+                f"{node.name!r} at {source_of(node) or 'an unknown line'} reads a part of "
+                f"{node.args[0]!s} that is not among its storages; this trace has lost its "
+                "aliases, as happens where a marked region (torch.compiler.nested_compile_region) "
+                "is called more than once.\nRemedy: take the mark away; a plan needs no regions.",
                 node.name,
                 target_name(node),
                 source_of(node),

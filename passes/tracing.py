@@ -5,7 +5,6 @@ import logging
 import types
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,19 +17,18 @@ from torch._dynamo.exc import BackendCompilerFailed, ShortenTraceback, TorchDyna
 from torch._functorch._aot_autograd.descriptors import (
     ForwardTokenAOTOutput,
     InputMutationAOTOutput,
-    PlainAOTOutput,
 )
-from torch._guards import CompileContext
-from torch.utils._pytree import tree_leaves
+from torch._guards import CompileContext, TracingContext
 
-from fxremat.errors import FxrematError, UnsupportedGraphError
+from fxremat.errors import FxrematError
 from fxremat.passes.collecting import installing_hooks
+from fxremat.passes.dropouts import dropout_as_it_runs
 from fxremat.passes.joint import Joint
 from fxremat.passes.leaves import leaving_out_leaves
 
 __all__ = [
     "BackendCompilerFailed", "TorchDynamoException", "backend_arguments", "compiling",
-    "current_frame", "joint_of", "keeps_graph", "own_code", "shared_outputs",
+    "current_frame", "joint_of", "keep_buffers", "keeps_graph", "own_code",
     "shortened", "tracing",
 ]  # fmt: skip
 
@@ -99,6 +97,7 @@ def tracing() -> Iterator[None]:
         warnings.catch_warnings(),
         installing_hooks(),
         leaving_out_leaves(),
+        dropout_as_it_runs(),
         dynamo_config.patch(
             ignore_logging_functions=_logging_functions(),
             recompile_limit=RECOMPILE_LIMIT,
@@ -128,10 +127,22 @@ def compiling() -> Iterator[None]:
     ``fallback_random``; without them the generator would end in another state.
     """
     with (
+        dropout_as_it_runs(),
         functorch_config.patch(enable_autograd_cache=False, donated_buffer=False),
         inductor_config.patch(fallback_random=True),
     ):
         yield
+
+
+def keep_buffers() -> None:
+    """Let the backward that is compiled now run again on what its forward saved.
+
+    Without donated buffers AOTAutograd notes none, and takes that for some: a backward with
+    ``retain_graph=True`` then raises where an earlier one went without.
+    """
+    context = TracingContext.try_get()
+    if context is not None and context.fw_metadata is not None:
+        context.fw_metadata.bw_donated_idxs = []
 
 
 def joint_of(module: torch.fx.GraphModule, num_forward_outputs: int) -> Joint:
@@ -152,85 +163,6 @@ def joint_of(module: torch.fx.GraphModule, num_forward_outputs: int) -> Joint:
     inner = (InputMutationAOTOutput, ForwardTokenAOTOutput)
     updates = frozenset(i for i, d in enumerate(descriptions) if isinstance(d, inner))
     return Joint(module, num_forward_outputs, mutated, updates)
-
-
-@dataclass(frozen=True)
-class Shared:
-    """Outputs that refer to memory of others; AOTAutograd makes them when the graph has run.
-
-    Autograd adds up the gradients of such outputs outside the graph.
-
-    Attributes:
-        lent: Outputs that are made from arguments.
-        beside_bytes: Gradients of arguments that come by such outputs; held until the graph's own
-            arrive. [bytes]
-        turn_bytes: At most held while gradients of views of one value are added up, before the
-            backward's graph begins. [bytes]
-    """
-
-    lent: frozenset[int] = frozenset()
-    beside_bytes: int = 0
-    turn_bytes: int = 0
-
-    def within(self, joint: Joint) -> Joint:
-        """A joint graph of the same function, with what is known of its outputs."""
-        (output,) = joint.graph.find_nodes(op="output")
-        described = list(output.meta.get("desc", ()))[: joint.num_forward_outputs]
-        lent = frozenset(
-            i
-            for i, d in enumerate(described)
-            if isinstance(d, PlainAOTOutput) and d.idx in self.lent
-        )
-        return replace(joint, lent=lent, beside_bytes=self.beside_bytes, turn_bytes=self.turn_bytes)
-
-
-def shared_outputs(graph: torch.fx.GraphModule) -> Shared:
-    """Find the outputs of a Dynamo graph that are views of arguments, or of one another."""
-    (output,) = graph.graph.find_nodes(op="output")
-    returned = [n for n in tree_leaves(output.args) if isinstance(n, torch.fx.Node)]
-    given = {
-        _storage_of(value)
-        for node in graph.graph.find_nodes(op="placeholder")
-        if isinstance(value := node.meta.get("example_value"), torch.Tensor)
-    } - {-1}
-    values = [node.meta.get("example_value") for node in returned]
-    lent = frozenset(
-        i
-        for i, value in enumerate(values)
-        if isinstance(value, torch.Tensor) and _storage_of(value) in given
-    )
-    seen: set[int] = set()
-    beside_bytes = turn_bytes = 0
-    for value in {id(value): value for value in values}.values():
-        if not isinstance(value, torch.Tensor) or not value.requires_grad:
-            continue
-        if (storage := _storage_of(value)) == -1:
-            continue
-        if storage in given:
-            own_bytes, whole_bytes = _bytes(value)
-            beside_bytes += whole_bytes + (own_bytes if own_bytes < whole_bytes else 0)
-        elif storage in seen:
-            own_bytes, whole_bytes = _bytes(value)
-            turn_bytes += 2 * whole_bytes + own_bytes
-        seen.add(storage)
-    return Shared(lent, beside_bytes, turn_bytes)
-
-
-def _storage_of(value: torch.Tensor) -> int:
-    return value.untyped_storage()._cdata if value.layout is torch.strided else -1
-
-
-def _bytes(value: torch.Tensor) -> tuple[int, int]:
-    """Bytes of a tensor by itself and of its storage. [bytes]"""
-    whole_bytes = value.untyped_storage().nbytes()
-    own_bytes = value.numel() * value.element_size()
-    if not isinstance(whole_bytes, int) or not isinstance(own_bytes, int):
-        raise UnsupportedGraphError(
-            "an output is an argument, or a view of one or of another output, and its size is "
-            "symbolic. Return a clone of it, or say dynamic=False: each shape gets a graph of its "
-            "own.",
-        )
-    return own_bytes, whole_bytes
 
 
 def keeps_graph() -> bool:

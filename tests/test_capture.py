@@ -142,3 +142,26 @@ def test_a_captured_problem_is_that_of_the_optimised_step() -> None:
     report = fxremat.report(step)
     assert fxremat.plan(problem, "1MiB").peak_bytes == report.predicted_peak_bytes
     assert fxremat.frontier(problem, 2)[-1].peak_bytes == report.floor_bytes
+
+
+def scattered(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    rows = torch.slice_scatter(x.cos()[10:200], torch.ones(190, 30), 1, 0, 60, 2)
+    return rows[:3], rows[3:].t()
+
+
+def written_in_part(x: torch.Tensor) -> torch.Tensor:
+    rows = x.cos()[10:200]
+    rows[:, ::2] = 1
+    return rows.sin() * torch.select_scatter(x.sin()[10:200], torch.ones(60), 0, 3)
+
+
+@pytest.mark.parametrize("step", [scattered, written_in_part])
+def test_a_second_trace_of_one_step_holds_as_much_as_the_first(step: Any) -> None:
+    x = torch.randn(301, 60, requires_grad=True)
+    found = []
+    for _ in range(3):
+        torch._dynamo.reset()  # torch keeps its cache of fake results
+        problem = fxremat.capture(step, (x,), **QUICK)
+        workspaces = [operation.workspace_bytes for operation in problem.operations]
+        found.append(([s.size_bytes for s in problem.storages], workspaces))
+    assert found[0] == found[1] == found[2]

@@ -2,10 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+import fxremat
 from fxremat.costtable import load
 from fxremat.passes.costs import OpCall, cost_key, measure_costs
 
@@ -62,3 +64,31 @@ def test_another_number_of_threads_is_another_file(tmp_path: Path) -> None:
         torch.set_num_threads(threads)
     assert table.threads == threads + 1
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_tilde_in_the_cache_folder_is_the_home_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    fxremat.capture(torch.nn.Linear(3, 2), (_r(1, 3),), cache_dir="~/costs")
+    assert len(list((tmp_path / "costs").iterdir())) == 1
+    assert not (tmp_path / "~").exists()
+
+
+@pytest.mark.parametrize("where", ["file", "file/below", "~nobody.is.called.so/x", "/proc/0/x"])
+def test_a_cache_folder_that_cannot_be_used_is_told_at_most_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("not a folder")
+    for _ in range(2):
+        fxremat.capture(torch.nn.Linear(3, 2), (_r(1, 3),), costs="uniform", cache_dir=where)
+    told = [r for r in caplog.records if r.name == "fxremat" and r.levelname != "INFO"]
+    assert len(told) <= 1
+
+
+@pytest.mark.parametrize("where", [3, 1.5, b"costs"])
+def test_a_cache_folder_of_another_type_is_refused(where: Any) -> None:
+    with pytest.raises(fxremat.OptionError, match="cache_dir"):
+        fxremat.capture(torch.nn.Linear(3, 2), (_r(1, 3),), cache_dir=where)

@@ -142,3 +142,72 @@ def test_parameters_that_are_unfrozen_later_get_gradients() -> None:
     model.zero_grad()
     model(torch.randn(5, 8)).sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_a_frozen_parameter_of_a_function_that_is_unfrozen_later_gets_its_gradient() -> None:
+    model, plain = mlp().eval(), mlp().eval()
+    for net in (model, plain):
+        net[0].requires_grad_(False)
+    step: Any = fxremat.optimize(lambda x: model(x).sin(), "1MiB", **QUICK)
+    for unfrozen in (False, True, False):
+        for net, call in ((model, step), (plain, lambda x: plain(x).sin())):
+            net.zero_grad()
+            net[0].requires_grad_(unfrozen)
+            call(X).sum().backward()
+        assert (model[0].weight.grad is not None) == unfrozen
+        assert same_gradients(plain, model)
+
+
+def test_the_same_parameters_compile_a_function_once() -> None:
+    model = mlp()
+    step: Any = fxremat.optimize(lambda x: model(x).sin(), "1MiB", **QUICK)
+    for _ in range(3):
+        step(X).sum().backward()
+    assert len(fxremat.report(step).graphs) == 1
+
+
+def test_the_gradients_that_exist_are_planned_for_and_no_others() -> None:
+    floor_bytes = floor_of(mlp(), X)
+    (bias,) = [p for n, p in mlp().named_parameters() if n == "0.bias"]
+    model = fxremat.optimize(mlp(), floor_bytes + bias.nbytes, **QUICK)
+    dict(model.named_parameters())["0.bias"].grad = torch.zeros_like(bias)
+    model(X).sum().backward()
+    first = fxremat.report(model)
+    assert first.predicted_peak_bytes == first.floor_bytes == first.budget_bytes
+    with pytest.raises(fxremat.InfeasibleBudgetError) as caught:
+        model(X)
+    parameter_bytes = sum(p.nbytes for p in model.parameters())
+    assert caught.value.floor_bytes == floor_bytes + parameter_bytes
+    assert fxremat.report(model).floor_bytes == floor_bytes + bias.nbytes
+    model.zero_grad()
+    model(X).sum().backward()
+    assert fxremat.report(model).floor_bytes == floor_bytes
+
+
+def test_the_gradient_that_a_new_argument_has_counts() -> None:
+    floor_bytes = floor_of(mlp(), X.clone().requires_grad_())
+    model = fxremat.optimize(mlp(), floor_bytes, **QUICK)
+    model(X.clone().requires_grad_()).sum().backward()
+    model.zero_grad()
+    x = X.clone().requires_grad_()
+    x.grad = torch.zeros_like(x)
+    with pytest.raises(fxremat.InfeasibleBudgetError) as caught:
+        model(x)
+    assert caught.value.floor_bytes == floor_bytes + x.nbytes
+
+
+@pytest.mark.parametrize("executor", ["eager", "inductor"])
+def test_a_graph_can_be_kept_after_one_that_was_not(executor: Any) -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return x.sin().exp() * x.cos()
+
+    planned = fxremat.optimize(step, "1MiB", executor=executor, **QUICK)
+    x = X.clone().requires_grad_()
+    planned(x).sum().backward()
+    first, x.grad = x.grad, None
+    loss = planned(x).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    assert first is not None
+    assert x.grad is not None
+    assert torch.equal(x.grad, first + first)
