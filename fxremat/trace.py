@@ -13,6 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from fxremat.budget import Budget
 from fxremat.errors import UnsupportedGraphError
 from fxremat.passes.boxed import Boxed, boxed, dispatching
+from fxremat.passes.contexts import checkpointed
 from fxremat.passes.ends import ends_of
 from fxremat.passes.gradients import drop_gradients_of_writes
 from fxremat.passes.inner import is_unknown
@@ -41,6 +42,11 @@ VIEWS_NOTE = (
     "one of them, or clones, needs less."
 )
 MOST_FITS = 128  # sizes of one graph whose plans are kept
+CHECKPOINTED = (
+    "{name} writes to buffers or arguments and is called within torch.utils.checkpoint(..., "
+    "use_reentrant=False), which would stop its second run before it has written them. Take the "
+    "checkpoint away: the plan recomputes what the budget asks for. use_reentrant=True works too."
+)
 UNKNOWN_NOTE = (
     "what {names} hold inside themselves is not known and taken as 0: fxremat.verify measures the "
     "step; leave room with reserve=."
@@ -88,6 +94,7 @@ class Trace:
         self.held = held
         self.record: GraphRecord | None = None
         self.target_bytes: int | None = None  # less than the budget, where code holds more
+        self.writes = False  # the step writes to inputs
         self.written: frozenset[int] | None = None  # inputs that the step writes to
         self.num_inputs = 0
         self.leaves: frozenset[int] = frozenset()  # inputs that others have not computed
@@ -170,6 +177,7 @@ class Trace:
             ends=ends_of(planned.analysis) if shares else None,
             constant_bytes=plan.problem.resident_bytes - self.resident_bytes,
         )
+        self.writes = bool(planned.analysis.joint.mutated)
         primals = primals_of(planned.analysis.joint)
         if len(primals) == self.num_inputs:  # else AOTAutograd has merged or split some
             mutated = planned.analysis.joint.mutated
@@ -190,7 +198,11 @@ class Trace:
 
         Raises:
             InfeasibleBudgetError: They do not fit into the budget.
+            UnsupportedGraphError: What the forward writes would be written once where eager
+                writes it twice.
         """
+        if self.writes and torch.is_grad_enabled() and checkpointed():
+            raise UnsupportedGraphError(CHECKPOINTED.format(name=self.session.name))
         if self.symbolic is None or (sizes := sizes_of(self.places, args)) == self.sizes:
             return
         self.fits[self.sizes] = Fit(self.record, self.planned, self.graphs, self.code)

@@ -13,7 +13,16 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
+import torch.utils.checkpoint
 from torch.autograd.function import BackwardCFunction
+
+try:
+    from torch._C._autograd import _top_saved_tensors_default_hooks
+except ImportError as error:  # pragma: no cover - depends on the release of torch
+    raise ImportError(
+        f"fxremat needs torch._C._autograd._top_saved_tensors_default_hooks, which torch "
+        f"{torch.__version__} does not have; torch 2.11 to 2.13 do"
+    ) from error
 
 from fxremat.errors import UnsupportedGraphError
 from fxremat.passes.tracing import keeps_graph
@@ -32,6 +41,12 @@ class Watcher(Protocol):
 
     def turns(self, context: object) -> None:
         """The backward of a context starts."""
+
+
+def checkpointed() -> bool:
+    """Does ``torch.utils.checkpoint`` with ``use_reentrant=False`` run what runs now?"""
+    hooks = _top_saved_tensors_default_hooks(False)
+    return hooks is not None and hooks[0].__module__ == torch.utils.checkpoint.__name__
 
 
 def watched(compiled: Callable[..., Any], watcher: Watcher) -> Callable[..., Any]:

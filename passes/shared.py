@@ -82,7 +82,7 @@ def _refuse_symbolic(value: torch.Tensor) -> None:
     if not all(isinstance(size, int) for size in sizes):
         raise UnsupportedGraphError(
             "an output is an argument, or a view of one or of another output, and its size is "
-            "symbolic.\nRemedy: return a clone of it, or say dynamic=False: a graph for each shape.",
+            "symbolic.\nRemedy: return a clone of it, or say dynamic=False."
         )
 
 

@@ -236,3 +236,33 @@ def test_containers_of_torch_are_planned_whole(make: Callable[[], nn.Module]) ->
         found.append([output.detach(), *gradients, torch.get_rng_state()])
     assert same(*found)
     assert fxremat.report(module).saved_bytes > 0
+
+
+def normalised() -> tuple[nn.Sequential, nn.BatchNorm1d]:
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(16)
+    return nn.Sequential(nn.Linear(8, 16), norm, nn.Tanh(), nn.Linear(16, 4)), norm
+
+
+def test_a_checkpoint_that_stops_before_buffers_are_written_is_refused() -> None:
+    net, norm = normalised()
+    fxremat.optimize(net, "1MiB", **QUICK)
+    x = torch.randn(30, 8, requires_grad=True)
+    net(x).sum().backward()  # not the first call: that one would take the plan away
+    before = copy.deepcopy(norm.running_mean)
+    with pytest.raises(fxremat.UnsupportedGraphError, match="use_reentrant=True works"):
+        checkpoint(net, x, use_reentrant=False)
+    assert same_bits(norm.running_mean, before)
+
+
+def test_the_other_checkpoint_writes_buffers_as_often_as_eager_does() -> None:
+    means = []
+    for planned in (False, True):
+        net, norm = normalised()
+        torch.manual_seed(1)
+        x = torch.randn(30, 8, requires_grad=True)
+        call = fxremat.optimize(net, "1MiB", **QUICK) if planned else net
+        checkpoint(call, x, use_reentrant=True).sum().backward()
+        assert norm.num_batches_tracked == 2
+        means.append(norm.running_mean)
+    assert same_bits(*means)
