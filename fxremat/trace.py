@@ -12,12 +12,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from fxremat.budget import Budget
 from fxremat.errors import UnsupportedGraphError
-from fxremat.passes.boxed import Boxed, boxed, dispatching
+from fxremat.passes.boxed import Boxed, boxed, dispatching, leaving_out
 from fxremat.passes.contexts import checkpointed
 from fxremat.passes.ends import ends_of
 from fxremat.passes.gradients import drop_gradients_of_writes
 from fxremat.passes.inner import is_unknown
 from fxremat.passes.joint import Joint, primals_of, target_name
+from fxremat.passes.reach import Reach, reach_of
 from fxremat.passes.recurrent import as_it_runs, mkldnn_enabled
 from fxremat.passes.reference import reference_partition
 from fxremat.passes.seeding import tensors_in
@@ -100,6 +101,10 @@ class Trace:
         self.leaves: frozenset[int] = frozenset()  # inputs that others have not computed
         self.shared = Shared()
         self.mkldnn = mkldnn_enabled()  # as the step will find it
+        self.reach = Reach()
+        self.absent: frozenset[int] = (
+            frozenset()
+        )  # gradients that the backward in progress owes not
         self.start_s = session.started_s or time.perf_counter()
         self.planned: Planned | None = None  # kept where other pieces share the budget
         self.graphs: Split | None = None
@@ -135,6 +140,7 @@ class Trace:
         """The joint graph with what is known of its ends, at the sizes of this call."""
         drop_gradients_of_writes(module, num_fwd_outputs, self.leaves)
         joint = self.shared.within(joint_of(module, num_fwd_outputs))
+        self.reach = reach_of(joint)
         if not is_symbolic(module):
             return joint
         self.symbolic = joint
@@ -285,8 +291,9 @@ class Trace:
             self.record, arguments if shares else (), returned if shares else (), context
         )
 
-    def turns(self, context: object) -> None:
+    def turns(self, context: object, tangents: Sequence[object]) -> None:
         """A backward starts."""
+        self.absent = self.reach.absent(tangents)
         self.running, record = self.codes.get(context, (self.running, self.record))
         keeps = keeps_graph()
         self.session.turn(context, keeps_graph=keeps)
@@ -317,7 +324,7 @@ class Trace:
             of_forward = self.running.backward if self.running is not None else None
             return of_forward or first
 
-        return dispatching(choose)
+        return leaving_out(dispatching(choose), lambda: self.absent)
 
     def _must_be_as_planned(self, module: fx.GraphModule, *, backward: bool) -> None:
         """Where AOTAutograd has changed a graph's ends, no other schedule can take its place."""
@@ -381,6 +388,7 @@ class ReferenceTrace(Trace):
         static_lifetime_input_indices: Sequence[int] | None = None,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         drop_gradients_of_writes(module, num_fwd_outputs, self.leaves)
+        self.reach = reach_of(joint_of(module, num_fwd_outputs))
         return reference_partition(
             module,
             _inputs,

@@ -4,7 +4,7 @@ A boxed callable takes one list and empties it, so that nobody but the graph hol
 while the backward runs. Private to torch: ``_BoxedCodeGen`` and the ``_boxed_call`` mark.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -42,6 +42,24 @@ def dispatching(choose: Callable[[], Boxed]) -> Boxed:
 
     def run(args: list[Any]) -> Sequence[Any]:
         return choose()(args)
+
+    run._boxed_call = True  # type: ignore[attr-defined]  # why: torch looks for it on the instance
+    return run
+
+
+def leaving_out(code: Boxed, absent: Callable[[], Collection[int]]) -> Boxed:
+    """The same callable, with ``None`` in some places of what it returns.
+
+    Args:
+        code: A boxed callable.
+        absent: Says, after each run, which places.
+    """
+
+    def run(args: list[Any]) -> Sequence[Any]:
+        found, places = code(args), absent()
+        if not places:
+            return found
+        return [None if place in places else value for place, value in enumerate(found)]
 
     run._boxed_call = True  # type: ignore[attr-defined]  # why: torch looks for it on the instance
     return run

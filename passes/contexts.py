@@ -39,8 +39,8 @@ class Watcher(Protocol):
     def passed(self, args: Sequence[Any], outputs: Sequence[Any], context: object) -> None:
         """A forward has run; without a backward its context is None."""
 
-    def turns(self, context: object) -> None:
-        """The backward of a context starts."""
+    def turns(self, context: object, tangents: Sequence[object]) -> None:
+        """The backward of a context starts; tangents that nobody gave are ``None``."""
 
 
 def checkpointed() -> bool:
@@ -85,7 +85,7 @@ class _Turn:
         self.watcher, self.reference = watcher, reference
         self.freed = False  # what it had saved is gone
 
-    def __call__(self, _gradients: object) -> None:
+    def __call__(self, tangents: Sequence[object]) -> None:
         if torch.is_grad_enabled():
             raise UnsupportedGraphError(
                 "backward(create_graph=True) asks for a graph of the backward, and fxremat plans "
@@ -99,7 +99,7 @@ class _Turn:
                 "Remedy: add the losses up and call backward once, or say retain_graph=True in the "
                 "first."
             )
-        self.watcher.turns(self.reference())
+        self.watcher.turns(self.reference(), tangents)
         self.freed = not keeps_graph()
 
 
