@@ -106,7 +106,7 @@ _KNOWN = tuple(
         (
             "data-dependent expression",
             "a size or a condition depends on values that only the step knows",
-            "use torch.where or a mask of a fixed size, or decide outside of the callable",
+            "use torch.where or a mask, or pass fullgraph=False to plan the pieces",
         ),
         ("torch.autograd.grad", "it asks for gradients inside", _OUTSIDE),
         ("Tensor.backward()", "it runs a backward inside", _OUTSIDE),

@@ -45,7 +45,7 @@ REFUSED: tuple[tuple[str, Callable[..., Any], Callable[[Callable[..., Any]], Any
     ("sparse gradients", sparse_weight(), lambda step: step(IDS), "sparse_coo"),
     ("sparse inputs", lambda s: s @ torch.ones(6, 2, requires_grad=True),
      lambda step: step(torch.eye(6).to_sparse()), "sparse"),
-    ("a backward inside", backward_inside, lambda step: step(leaf(5, 6)), r"Tensor\.backward\(\)"),
+    ("a backward inside", backward_inside, lambda step: step(leaf(5, 6)), "it runs a backward inside"),
     ("printing", printing, lambda step: step(leaf(5, 6)), "print"),
 )  # fmt: skip
 
@@ -65,7 +65,7 @@ def test_module_backward_hooks_are_refused_before_anything_runs() -> None:
     model = net()
     model[0].register_full_backward_hook(lambda module, inner, outer: None)
     fxremat.optimize(model, "1GiB", **QUICK)
-    with pytest.raises(fxremat.CaptureError, match="backwards hooks"):
+    with pytest.raises(fxremat.CaptureError, match="full backward hook"):
         model(leaf(5, 6))
 
 
