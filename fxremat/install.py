@@ -35,7 +35,8 @@ from fxremat.passes.tracing import (
 from fxremat.reporting import RematReport
 from fxremat.session import Session
 from fxremat.shapes import Shapes, kind_and_shapes, naming
-from fxremat.trace import Trace, storages_in
+from fxremat.together import storages_in
+from fxremat.trace import Trace
 from fxremat.unplanned import (
     computed,
     nested,

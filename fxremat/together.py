@@ -8,8 +8,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
 from fxremat.errors import InfeasibleBudgetError
 from fxremat.options import Options
+from fxremat.passes.seeding import tensors_in
+from fxremat.passes.storages import round_up
 from fxremat.pieces import Ends, Joined, Link, Place, join
 from fxremat.planning import baseline_peak_bytes, floor_plan, make, make_lean
 from fxremat.plans import Plan, Solution, make_plan
@@ -35,6 +40,27 @@ class Seen:
     key: int
     size_bytes: int
     alive: Any
+
+
+def seen(values: Iterable[Any], device: torch.device, *, numbered: bool = True) -> list[Seen]:
+    """The storages behind values that are tensors on a device."""
+    found = []
+    for position, value in enumerate(values):
+        if (
+            isinstance(value, torch.Tensor)
+            and value.layout is torch.strided
+            and value.device == device
+        ):
+            alive = StorageWeakRef(value.untyped_storage())
+            size_bytes = round_up(value.untyped_storage().nbytes(), device)
+            found.append(Seen(position if numbered else -1, alive.cdata, size_bytes, alive))
+    return found
+
+
+def storages_in(output: Any) -> list[Seen]:
+    """The storages behind the tensors of an output, however it is packed."""
+    tensors = tensors_in(output)
+    return [one for tensor in tensors for one in seen([tensor], tensor.device)]
 
 
 @dataclass

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from fxremat.budget import Budget
 from fxremat.errors import UnsupportedGraphError
@@ -21,10 +20,8 @@ from fxremat.passes.joint import Joint, primals_of, target_name
 from fxremat.passes.reach import Reach, reach_of
 from fxremat.passes.recurrent import as_it_runs, mkldnn_enabled
 from fxremat.passes.reference import reference_partition
-from fxremat.passes.seeding import tensors_in
 from fxremat.passes.shared import Shared
 from fxremat.passes.split import Split
-from fxremat.passes.storages import round_up
 from fxremat.passes.symbolic import Place, Sizes, at_sizes, is_symbolic, sizes_of
 from fxremat.passes.tracing import joint_of, keep_buffers, keeps_graph
 from fxremat.pipeline import Planned, partition, rewritten, tangents, written
@@ -35,7 +32,7 @@ from fxremat.records import GraphRecord, Piece
 from fxremat.session import Session, tangent_note
 from fxremat.simulate import Schedule
 from fxremat.sizes import plan_at, posed_at, runs
-from fxremat.together import Seen
+from fxremat.together import seen
 
 VIEWS_NOTE = (
     "some outputs are arguments, or views of arguments or of one another: autograd adds their "
@@ -347,27 +344,6 @@ class Trace:
             return code
 
         return dispatching(choose)
-
-
-def seen(values: Iterable[Any], device: torch.device, *, numbered: bool = True) -> list[Seen]:
-    """The storages behind values that are tensors on a device."""
-    found = []
-    for position, value in enumerate(values):
-        if (
-            isinstance(value, torch.Tensor)
-            and value.layout is torch.strided
-            and value.device == device
-        ):
-            alive = StorageWeakRef(value.untyped_storage())
-            size_bytes = round_up(value.untyped_storage().nbytes(), device)
-            found.append(Seen(position if numbered else -1, alive.cdata, size_bytes, alive))
-    return found
-
-
-def storages_in(output: Any) -> list[Seen]:
-    """The storages behind the tensors of an output, however it is packed."""
-    tensors = tensors_in(output)
-    return [one for tensor in tensors for one in seen([tensor], tensor.device)]
 
 
 def ends_of_code(module: fx.GraphModule) -> tuple[int, int]:

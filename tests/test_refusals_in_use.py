@@ -45,7 +45,7 @@ REFUSED: tuple[tuple[str, Callable[..., Any], Callable[[Callable[..., Any]], Any
     ("sparse gradients", sparse_weight(), lambda step: step(IDS), "sparse_coo"),
     ("sparse inputs", lambda s: s @ torch.ones(6, 2, requires_grad=True),
      lambda step: step(torch.eye(6).to_sparse()), "sparse"),
-    ("a backward inside", backward_inside, lambda step: step(leaf(5, 6)), "it runs a backward inside"),
+    ("a backward inside", backward_inside, lambda step: step(leaf(5, 6)), "a backward inside"),
     ("printing", printing, lambda step: step(leaf(5, 6)), "print"),
 )  # fmt: skip
 
