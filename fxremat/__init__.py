@@ -85,6 +85,7 @@ def optimize(
     time_limit_s: float = 60.0,
     fullgraph: bool = True,
     dynamic: bool | None = None,
+    replayable: tuple[str, ...] = (),
     cache_dir: Path | str | bool | None = None,
     progress: bool | None = None,
 ) -> F:
@@ -116,6 +117,8 @@ def optimize(
             graph for all others, planned for each size that it meets: by a schedule at hand where
             one fits, else by a new one. True: a symbolic graph from the start. False: a graph for
             each shape.
+        replayable: Custom operators ("mylib::swish") that compute the same from the same inputs and
+            do nothing else, so that a plan may run them again; others run once.
         cache_dir: Where measured costs are kept; None: the user's cache folder; False: nowhere.
         progress: A bar for long work; None: when standard error is a terminal.
 
@@ -146,6 +149,7 @@ def optimize(
         time_limit_s=time_limit_s,
         fullgraph=fullgraph,
         dynamic=dynamic,
+        replayable=replayable,
         cache_dir=cache_dir,
         progress=progress,
     )

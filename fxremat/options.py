@@ -41,6 +41,7 @@ class Options:
     time_limit_s: float = 60.0
     fullgraph: bool = True
     dynamic: bool | None = None
+    replayable: tuple[str, ...] = ()
     cache_dir: Path | str | bool | None = None
     progress: bool | None = None
 
@@ -62,6 +63,7 @@ class Options:
                 self.in_flight,
             )
         _check_keys(self.differentiate)
+        _check_replayable(self.replayable)
         if self.dynamic and self.executor != "eager":
             raise OptionError(
                 f"dynamic=True needs executor='eager': under {self.executor!r} each shape gets a "
@@ -116,6 +118,15 @@ def _check_keys(differentiate: object) -> None:
             "position, or several in a tuple; 'all' stands for every one.",
             "differentiate",
             differentiate,
+        )
+
+
+def _check_replayable(names: object) -> None:
+    if not isinstance(names, tuple) or not all(isinstance(n, str) and "::" in n for n in names):
+        raise OptionError(
+            f"replayable={names!r}: name custom operators in a tuple, ('mylib::swish',).",
+            "replayable",
+            names,
         )
 
 

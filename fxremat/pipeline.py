@@ -151,6 +151,7 @@ def pose(
             lambda call: table[cost_key(call)],
             outputs_held=options.outputs == "held",
             resident_bytes=resident_bytes + _constant_bytes(analysis),
+            replayable=options.replayable,
         )
         return replace(
             problem,

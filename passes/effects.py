@@ -3,6 +3,8 @@
 What cannot be proved replayable is saved, and the report says why.
 """
 
+from collections.abc import Collection
+
 import torch
 from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
@@ -44,13 +46,16 @@ def has_effect(node: fx.Node) -> bool:
     return isinstance(target, HigherOrderOperator)
 
 
-def why_saved(node: fx.Node, joint: Joint, storages: StorageTable) -> str:
+def why_saved(
+    node: fx.Node, joint: Joint, storages: StorageTable, replayable: Collection[str] = ()
+) -> str:
     """Why a forward operation must not run twice.
 
     Args:
         node: A node that allocates.
         joint: Its graph.
         storages: Of that graph.
+        replayable: Custom operators that the user says compute the same each time, and no more.
 
     Returns:
         The reason in words; empty when it may be replayed as it is.
@@ -62,8 +67,8 @@ def why_saved(node: fx.Node, joint: Joint, storages: StorageTable) -> str:
         return "not an operator of torch"
     if target.namespace in ("_c10d_functional", "c10d", "c10d_functional"):
         return "a collective runs once"
-    if target.namespace not in ("aten", "prims"):
-        return f"custom operator {target}"
+    if target.namespace not in ("aten", "prims") and target.name() not in replayable:
+        return f"custom operator {target.name()}, which replayable= does not name"
     if target._schema.is_mutable:
         return "it writes to its inputs"
     if node.meta.get("recompute") == CheckpointPolicy.MUST_SAVE:

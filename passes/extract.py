@@ -1,7 +1,7 @@
 """From a joint graph to a problem: fold views away, price operations, say what may be replayed."""
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -104,7 +104,12 @@ def calls(analysis: Analysis) -> list[OpCall]:
 
 
 def extract(
-    analysis: Analysis, price: Price, *, outputs_held: bool, resident_bytes: int
+    analysis: Analysis,
+    price: Price,
+    *,
+    outputs_held: bool,
+    resident_bytes: int,
+    replayable: Collection[str] = (),
 ) -> RematProblem:
     """Make the problem of a joint graph.
 
@@ -113,6 +118,7 @@ def extract(
         price: Cost [ns] and workspace [bytes] of a call.
         outputs_held: The caller keeps the outputs until the backward ends.
         resident_bytes: Held throughout, by whomever. [bytes]
+        replayable: Custom operators that may run again.
 
     Returns:
         The problem; storage ``g`` of it is storage ``g`` of the analysis, states of generators
@@ -141,7 +147,7 @@ def extract(
         creates = table.creates[name]
         _enlarge(storages, creates, cost)
         in_forward = name in analysis.forward
-        reason = why_saved(node, analysis.joint, table) if in_forward else ""
+        reason = why_saved(node, analysis.joint, table, replayable) if in_forward else ""
         if in_forward and not reason and creates:
             state = _add_state(node, index, storages)
             creates = creates if state is None else (*creates, state)

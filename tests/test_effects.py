@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import fxremat
+from fxremat.check import same_bits
 from tests.programs import CASES, low_precision, masked, noisy, recurrence, user_regions
 from tests.steps import QUICK, as_traced, captured, hold_at_every_budget, made
 
@@ -88,7 +89,8 @@ def test_a_policy_of_the_user_is_obeyed() -> None:
     assert all("MUST_SAVE" in op.why_saved for op in tagged)
 
 
-def test_a_custom_operator_runs_once() -> None:
+@pytest.mark.parametrize("replayable", [(), ("fxremat_tests::scaled",)])
+def test_a_custom_operator_runs_once_unless_it_is_named(replayable: tuple[str, ...]) -> None:
     calls: list[int] = []
 
     @torch.library.custom_op("fxremat_tests::scaled", mutates_args=())
@@ -99,18 +101,34 @@ def test_a_custom_operator_runs_once() -> None:
     scaled.register_fake(torch.empty_like)
     scaled.register_autograd(lambda ctx, gradient: gradient * 3)
 
-    def make() -> tuple[Any, tuple[Any, ...]]:
-        return lambda x: torch.sin(scaled(torch.cos(x)).exp()), (
-            torch.randn(50, requires_grad=True),
-        )
+    def wide(x: torch.Tensor) -> torch.Tensor:
+        total = torch.zeros(())
+        for part in x.unbind():
+            total = total + torch.sin(scaled(part.expand(40, 5))).sum()
+        return total
 
-    problem = captured(make)
-    (operation,) = [op for op in problem.forward if "scaled" in op.target]
-    assert "custom operator" in operation.why_saved
-    fn, args = made(make)
-    step = fxremat.optimize(fn, fxremat.frontier(problem, 2)[-1].peak_bytes, **QUICK)
-    step(*args).sum().backward()
-    args[0].grad = None
-    calls.clear()
-    step(*args).sum().backward()
-    assert calls == [50]
+    def make() -> tuple[Any, tuple[Any, ...]]:
+        return wide, (torch.randn(3, 5, requires_grad=True),)
+
+    problem = captured(make, replayable=replayable)
+    found = [op for op in problem.forward if "scaled" in op.target]
+    assert all(bool(replayable) != ("custom operator" in op.why_saved) for op in found)
+    options = {**QUICK, "replayable": replayable}
+    gradients = []
+    for planned in (False, True):
+        fn, (x,) = made(make)
+        budget_bytes = fxremat.frontier(problem, 2)[-1].peak_bytes
+        step = fxremat.optimize(fn, budget_bytes, **options) if planned else fn
+        step(x).backward()
+        x.grad = None
+        calls.clear()
+        step(x).backward()
+        gradients.append(x.grad)
+    assert same_bits(*gradients)
+    assert (len(calls) > 3) == bool(replayable)
+
+
+def test_what_may_run_again_is_named_in_full() -> None:
+    for wrong in ("scaled", ["fxremat_tests::scaled"], ("scaled",)):
+        with pytest.raises(fxremat.OptionError, match="mylib::swish"):
+            fxremat.optimize(torch.sin, "1MiB", replayable=wrong)  # type: ignore[arg-type]
