@@ -185,13 +185,15 @@ class Installed:
         """Run the graph of its own that a shape has, or the one that serves many."""
         options = self.session.options
         if options.dynamic is not None or options.executor != "eager":
-            return self.run(self.compile(wanted, bool(options.dynamic)), args, kwargs)
+            symbolic = bool(options.dynamic)
+            return self.run(self.compile(wanted, symbolic), args, kwargs, symbolic=symbolic)
         owner = self.owner() if self.owner is not None else None
         trains = owner.training if owner is not None else None
         kind, shapes = kind_and_shapes((args, kwargs), trains, torch.is_grad_enabled())
         if self.shapes.are_many(kind, shapes):
             try:
-                return self.run(self.compile(wanted, symbolic=True), args, kwargs)
+                compiled = self.compile(wanted, symbolic=True)
+                return self.run(compiled, args, kwargs, symbolic=True)
             except (CaptureError, UnsupportedGraphError) as error:  # before anything has run
                 self.shapes.refused.add(kind)
                 log.info(
@@ -206,7 +208,9 @@ class Installed:
         cause = kept_off()
         return "force_eager" in cause or bool(cause and not self.session.graphs)
 
-    def run(self, compiled: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def run(
+        self, compiled: Callable[..., Any], args: Any, kwargs: Any, *, symbolic: bool = False
+    ) -> Any:
         """Run what was compiled, and say in our words why it could not be traced."""
         self.inside.clear()
         try:
@@ -215,7 +219,7 @@ class Installed:
         except BackendCompilerFailed as failed:
             if isinstance(failed.inner_exception, FxrematError):
                 raise failed.inner_exception.with_traceback(None) from None
-            text = explain_backend(self.session.name, failed.inner_exception)
+            text = explain_backend(self.session.name, failed.inner_exception, symbolic=symbolic)
             raise CaptureError(text) from failed
         except TorchDynamoException as error:
             raise CaptureError(explain(error)) from error

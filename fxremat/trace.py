@@ -17,7 +17,7 @@ from fxremat.passes.ends import ends_of
 from fxremat.passes.gradients import drop_gradients_of_writes
 from fxremat.passes.inner import is_unknown
 from fxremat.passes.joint import Joint, primals_of, target_name
-from fxremat.passes.reach import Reach, reach_of
+from fxremat.passes.reach import Reach, has_hooks, reach_of, references, untouched
 from fxremat.passes.recurrent import as_it_runs, mkldnn_enabled
 from fxremat.passes.reference import reference_partition
 from fxremat.passes.shared import Shared
@@ -40,6 +40,11 @@ VIEWS_NOTE = (
     "one of them, or clones, needs less."
 )
 MOST_FITS = 128  # sizes of one graph whose plans are kept
+HOOKED = (
+    "this backward of {name} does not reach a parameter or input that has a hook. Eager would not "
+    "run the hook; within one graph autograd would, without a gradient. Remedy: name the outputs "
+    "that the loss uses with differentiate=, or remove the hook."
+)
 CHECKPOINTED = (
     "{name} writes to buffers or arguments and is called within torch.utils.checkpoint(..., "
     "use_reentrant=False), which would stop its second run before it has written them. Take the "
@@ -58,6 +63,15 @@ class Code:
 
     forward: Boxed
     backward: Boxed | None = None
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A forward that waits for its backward: its code, its plan, and what it was called with."""
+
+    code: Code | None
+    record: GraphRecord | None
+    inputs: tuple[Callable[[], torch.Tensor | None], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -99,6 +113,7 @@ class Trace:
         self.shared = Shared()
         self.mkldnn = mkldnn_enabled()  # as the step will find it
         self.reach = Reach()
+        self.untouched: frozenset[int] = frozenset()  # inputs that get no gradient, whatever comes
         self.absent: frozenset[int] = (
             frozenset()
         )  # gradients that the backward in progress owes not
@@ -108,9 +123,7 @@ class Trace:
         self.swappable = True  # other code can take the place of what AOTAutograd compiled
         self.code: Code | None = None
         self.running: Code | None = None  # that of the forward or backward in progress
-        self.codes: weakref.WeakKeyDictionary[Any, tuple[Code, GraphRecord]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self.codes: weakref.WeakKeyDictionary[Any, Flight] = weakref.WeakKeyDictionary()
         self.places: tuple[Place, ...] = ()  # of its symbols
         self.sizes: Sizes = ()  # of the call in progress
         self.symbolic: Joint | None = None  # kept where other sizes may follow
@@ -185,6 +198,8 @@ class Trace:
         if len(primals) == self.num_inputs:  # else AOTAutograd has merged or split some
             mutated = planned.analysis.joint.mutated
             self.written = frozenset(i for i, n in enumerate(primals) if n.name in mutated)
+            if not self.shared.lent:  # else an output may be made from one of them
+                self.untouched = untouched(planned.analysis.joint) - self.written
         self.session.graphs.append(self.record)
         self.graphs = planned.graphs
         self.planned = planned if shares else None
@@ -196,17 +211,32 @@ class Trace:
         self.target_bytes = target_bytes
         self.session.graphs = [r for r in self.session.graphs if r is not self.record]
 
-    def coming(self, args: Sequence[Any]) -> None:
+    def coming(self, args: Sequence[Any]) -> Sequence[Any]:
         """A call comes: what is planned for its sizes takes its place.
 
+        Returns:
+            The arguments, detached where they have hooks and no gradient comes to them: autograd
+            would run the hooks without one.
+
         Raises:
-            InfeasibleBudgetError: They do not fit into the budget.
+            InfeasibleBudgetError: Its sizes do not fit into the budget.
             UnsupportedGraphError: What the forward writes would be written once where eager
                 writes it twice.
         """
         if self.writes and torch.is_grad_enabled() and checkpointed():
             raise UnsupportedGraphError(CHECKPOINTED.format(name=self.session.name))
-        if self.symbolic is None or (sizes := sizes_of(self.places, args)) == self.sizes:
+        if self.symbolic is not None:
+            self._meet(sizes_of(self.places, args), args)
+        if not any(has_hooks(args[place]) for place in self.untouched):
+            return args
+        return [
+            value.detach() if place in self.untouched and isinstance(value, torch.Tensor) else value
+            for place, value in enumerate(args)
+        ]
+
+    def _meet(self, sizes: Sizes, args: Sequence[Any]) -> None:
+        """Put what is planned for some sizes in its place."""
+        if sizes == self.sizes:
             return
         self.fits[self.sizes] = Fit(self.record, self.planned, self.graphs, self.code)
         while len(self.fits) > MOST_FITS:
@@ -280,7 +310,8 @@ class Trace:
         if context is None:
             self.record.adopt = None  # its backward could not tell which code is its own
         elif self.running is not None:
-            self.codes[context] = (self.running, self.record)
+            inputs = references(args) if len(args) == len(self.reach.gradients) else ()
+            self.codes[context] = Flight(self.running, self.record, inputs)
         shares = self.session.shares
         arguments = [*seen(args, self.device), *seen(self.held(), self.device, numbered=False)]
         returned = seen(outputs, self.device)
@@ -290,8 +321,12 @@ class Trace:
 
     def turns(self, context: object, tangents: Sequence[object]) -> None:
         """A backward starts."""
+        flight = self.codes.get(context, Flight(self.running, self.record))
+        self.running, record = flight.code, flight.record
         self.absent = self.reach.absent(tangents)
-        self.running, record = self.codes.get(context, (self.running, self.record))
+        found = (reference() for i, reference in enumerate(flight.inputs) if i in self.absent)
+        if any(has_hooks(tensor) for tensor in found):
+            raise UnsupportedGraphError(HOOKED.format(name=self.session.name))
         keeps = keeps_graph()
         self.session.turn(context, keeps_graph=keeps)
         if record is not None and keeps:

@@ -33,8 +33,8 @@ _DEPTH = 32  # views between an output and the node that made it
 class Watcher(Protocol):
     """Is told what happens to one compiled graph."""
 
-    def coming(self, args: Sequence[Any]) -> None:
-        """A forward is about to run."""
+    def coming(self, args: Sequence[Any]) -> Sequence[Any]:
+        """A forward is about to run; what to run it with."""
 
     def passed(self, args: Sequence[Any], outputs: Sequence[Any], context: object) -> None:
         """A forward has run; without a backward its context is None."""
@@ -62,9 +62,9 @@ def watched(compiled: Callable[..., Any], watcher: Watcher) -> Callable[..., Any
 
     @functools.wraps(compiled)
     def run(*args: Any) -> Any:
-        watcher.coming(args)
+        given = watcher.coming(args)
         before = {id(node): node for node in _nodes(args)}  # nodes are kept, so ids stay theirs
-        outputs = compiled(*args)
+        outputs = compiled(*given)
         returned = outputs if isinstance(outputs, list | tuple) else (outputs,)
         found = _nodes((*returned, *args))
         context = next((n for n in found if id(n) not in before), None)

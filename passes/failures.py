@@ -154,16 +154,23 @@ def explain(error: TorchDynamoException) -> str:
     )
 
 
-def explain_backend(name: str, error: Exception) -> str:
+def explain_backend(name: str, error: Exception, *, symbolic: bool = False) -> str:
     """Why forward and backward of a captured graph could not be traced, and what to do.
 
     Args:
         name: What was optimised.
         error: What AOTAutograd raised.
+        symbolic: The graph was to serve many sizes.
 
     Returns:
         The text of a ``CaptureError``.
     """
+    if symbolic:
+        first = _shortened(next(iter(str(error).splitlines()), ""))
+        return (
+            f"{name} has no symbolic graph: {type(error).__name__}: {first}\n"
+            "Remedy: say dynamic=False: each shape gets a graph of its own."
+        )
     known = _known(str(error))
     lines = [line for line in str(error).splitlines() if line.strip()][:LINES]
     reason = f"{type(error).__name__}: " + " ".join(lines)

@@ -5,9 +5,11 @@ Where the loss uses some of a step's outputs only, eager leaves the gradients of
 missing tangent, and hands zeros on: a weight decay would then shrink a head that nobody trained.
 """
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import fx
 from torch._functorch._aot_autograd.descriptors import ForwardTokenAOTOutput, TangentAOTInput
 
@@ -41,6 +43,31 @@ class Reach:
         return frozenset(
             i for i, bits in enumerate(self.gradients) if bits & missing and not bits & present
         )
+
+
+def references(args: Sequence[object]) -> tuple[Callable[[], torch.Tensor | None], ...]:
+    """The arguments that take a gradient, without keeping them alive."""
+    return tuple(
+        weakref.ref(a) if isinstance(a, torch.Tensor) and a.requires_grad else _nothing
+        for a in args
+    )
+
+
+def _nothing() -> None:
+    return None
+
+
+def has_hooks(value: object) -> bool:
+    """Does autograd run hooks when it comes to a value, with or without a gradient?"""
+    if not isinstance(value, torch.Tensor):
+        return False
+    after = getattr(value, "_post_accumulate_grad_hooks", None) if value.is_leaf else None
+    return bool(value._backward_hooks or after)
+
+
+def untouched(joint: Joint) -> frozenset[int]:
+    """The inputs to which no gradient comes, whichever tangents there are."""
+    return frozenset(i for i, n in enumerate(joint.gradients) if not isinstance(n, fx.Node))
 
 
 def reach_of(joint: Joint) -> Reach:

@@ -8,6 +8,7 @@ torch/_decomp/decompositions.py, torch 2.11 to 2.13).
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import fx
@@ -39,17 +40,26 @@ def refuse_lost_dropout(graph: fx.Graph) -> None:
     """
     for node in recurrent(graph):
         packed = isinstance(node.args[3], list | tuple)  # (data, batch_sizes, hx, weights, ...)
-        layers, dropout, training = node.args[5 if packed else 4 : 8 if packed else 7]
-        if training and float(dropout) > 0 and int(layers) > 1:  # type: ignore[arg-type]  # why: fx types arguments loosely
+        settings = node.args[5 if packed else 4 : 8 if packed else 7]
+        layers, dropout, training = (_number(setting) for setting in settings)
+        if training and dropout > 0 and layers > 1:
             name = node.target.__name__  # type: ignore[union-attr]  # why: it was found by its target
             raise UnsupportedGraphError(
                 f"torch's trace of {name} at {source_of(node) or 'an unknown line'} leaves out the "
-                f"dropout of {dropout} between its {layers} layers. Use one module for each layer "
-                "with nn.Dropout between them, or dropout=0.",
+                f"dropout of {dropout} between its {int(layers)} layers. Use one module for each "
+                "layer with nn.Dropout between them, or dropout=0.",
                 node.name,
                 name,
                 source_of(node),
             )
+
+
+def _number(setting: Any) -> float:
+    """A setting of a module; of a symbolic one, its value in the trace."""
+    value = setting.meta["example_value"] if isinstance(setting, fx.Node) else setting
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        value = value.node.hint
+    return float(value)
 
 
 @contextlib.contextmanager

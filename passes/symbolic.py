@@ -16,7 +16,13 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    unset_fake_temporarily,
+)
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 
@@ -176,6 +182,8 @@ class _Evaluation:
         kwargs = fx.node.map_arg(node.kwargs, value_of)
         try:
             return target(*args, **kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            raise _depends_on_values(node) from error
         except Exception as error:  # an operator's fake may raise anything
             raise _refused(node, f"{type(error).__name__}: {error}") from error
 
@@ -212,6 +220,18 @@ class _Evaluation:
             base = torch.empty(elements, dtype=value.dtype, device=device)
             self.bases.setdefault(key, base)
         return torch.as_strided(base, shape, stride, offset)
+
+
+def _depends_on_values(node: fx.Node) -> UnsupportedGraphError:
+    line = source_of(node) or "an unknown line"
+    return UnsupportedGraphError(
+        f"the size of {node.name!r} ({target_name(node)}) at {line} "
+        "depends on values that only the step knows.\nRemedy: use torch.where or a mask of a fixed "
+        "size, or compute it outside of the optimised callable.",
+        node.name,
+        target_name(node),
+        source_of(node),
+    )
 
 
 def _refused(node: fx.Node, why: str) -> UnsupportedGraphError:

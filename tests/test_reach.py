@@ -116,3 +116,47 @@ def test_verify_expects_the_same_of_the_reference(loss: Callable[[Any], torch.Te
     )
     check.raise_if_broken()
     assert check.gradients_equal
+
+
+def hooked(kind: str, net: Heads) -> list[float]:
+    """Put a hook on a parameter that only the second head uses; what it has seen."""
+    seen: list[float] = []
+    if kind == "gradient":
+        add: Any = net.scale.register_hook
+        add(lambda gradient: seen.append(float(gradient.sum())))
+    else:
+        net.scale.register_post_accumulate_grad_hook(lambda scale: seen.append(float(scale.sum())))
+    return seen
+
+
+@pytest.mark.parametrize("kind", ["gradient", "accumulated"])
+def test_a_hook_that_eager_would_not_run_is_refused_and_the_remedy_works(kind: str) -> None:
+    net = fxremat.optimize(Heads(), "1MiB", **QUICK)
+    seen = hooked(kind, net)
+    x = torch.randn(20, 6)
+    output = net(x)
+    (output["first"].sum() + output["second"].sum()).backward()
+    assert len(seen) == 1
+    net.zero_grad()
+    output = net(x)
+    with pytest.raises(fxremat.UnsupportedGraphError, match="differentiate="):
+        output["first"].sum().backward()
+    net.zero_grad()
+    fxremat.optimize(net, "1MiB", differentiate="first", **QUICK)
+    net(x)["first"].sum().backward()
+    assert len(seen) == 1
+    assert net.scale.grad is None
+    assert net.first.weight.grad is not None
+
+
+def test_a_hook_on_an_input_that_is_not_reached_is_refused() -> None:
+    def both(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return a.tanh(), b.sigmoid()
+
+    step = fxremat.optimize(both, "1MiB", **QUICK)
+    first, second = (torch.randn(5, requires_grad=True) * 2 for _ in range(2))
+    hook: Any = second.register_hook
+    hook(lambda gradient: gradient * 2)
+    with pytest.raises(fxremat.UnsupportedGraphError, match="hook"):
+        step(first, second)[0].sum().backward()
+    step(first, second)[1].sum().backward()

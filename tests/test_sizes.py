@@ -351,3 +351,55 @@ def test_torch_compile_hands_over_symbolic_graphs() -> None:
 def test_inductor_has_no_symbolic_graphs() -> None:
     with pytest.raises(fxremat.OptionError, match="dynamic=True needs executor='eager'"):
         fxremat.optimize(Decoder(1), "100%", executor="inductor", dynamic=True)
+
+
+class Recurrent(nn.Module):
+    """A recurrence over a changing number of steps."""
+
+    def __init__(self, kind: str = "RNN") -> None:
+        super().__init__()
+        self.recurrence = getattr(nn, kind)(16, 16, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = self.recurrence(x)[0].square().sum()
+        return loss
+
+
+@pytest.mark.parametrize("kind", ["RNN", "GRU"])
+def test_recurrences_of_changing_lengths(kind: str) -> None:
+    def make() -> nn.Module:
+        return Recurrent(kind)
+
+    lengths = ((2, 3), (2, 4), (2, 5), (2, 4))
+    expected = [seen for _, seen in steps(make, features, lengths, lambda net: net)]
+
+    def wrap(net: Any) -> Any:
+        return fxremat.optimize(net, "1MiB", dynamic=True, **QUICK)
+
+    got = [seen for _, seen in steps(make, features, lengths, wrap)]
+    assert all(not differing(a, b) for a, b in zip(expected, got, strict=True))
+
+
+class Resized(nn.Module):
+    """A size that is computed, which torch's whole operator does not take as a symbol."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = functional.interpolate(x.transpose(1, 2), size=x.shape[1] * 2 + 1, mode="linear")
+        return wide.tanh().sum()
+
+
+class Chosen(nn.Module):
+    """A size that depends on values."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[x > 0].sin().sum()
+
+
+@pytest.mark.parametrize(("make", "remedy"), [(Resized, "dynamic=False"), (Chosen, "torch.where")])
+def test_what_keeps_a_graph_from_being_symbolic_is_told_briefly(
+    make: Callable[[], nn.Module], remedy: str
+) -> None:
+    net = fxremat.optimize(make(), "1MiB", dynamic=True, **QUICK)
+    with pytest.raises(fxremat.FxrematError, match=remedy) as raised:
+        net(*features((3, 12)))
+    assert len(str(raised.value)) < 600
