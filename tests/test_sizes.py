@@ -318,6 +318,7 @@ def test_inference_of_many_lengths_between_steps() -> None:
             assert same_bits(net.eval()(*tokens(sizes)), plain.eval()(*tokens(sizes)))
 
 
+@pytest.mark.slow
 def test_verify_runs_the_reference_on_a_symbolic_graph_too() -> None:
     problem = fxremat.capture(Decoder(1), tokens((3, 20)), dynamic=True, **QUICK)
     budget_bytes = fxremat.frontier(problem, 2)[-1].peak_bytes
