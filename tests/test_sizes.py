@@ -244,8 +244,7 @@ def test_backwards_of_two_lengths_in_flight_run_the_code_of_their_own_forward() 
 
     options = {**QUICK, "dynamic": True, "in_flight": 2, "gradients": "held"}
     problem = fxremat.capture(Decoder(1), tokens((3, 33)), **options)
-    baseline, least = fxremat.frontier(problem, 2)
-    budget_bytes = (baseline.peak_bytes + 2 * least.peak_bytes) // 3
+    budget_bytes = int(0.85 * fxremat.plan(problem, "100%").peak_bytes)
     trained: list[Any] = []
 
     def wrap(net: Any) -> Any:
@@ -307,6 +306,7 @@ def test_a_model_without_a_symbolic_graph_is_refused_if_one_is_asked_for(
     assert net(*features((3, 12))) is not None  # the module is as it was
 
 
+@pytest.mark.slow
 def test_inference_of_many_lengths_between_steps() -> None:
     net = fxremat.optimize(Decoder(1), "100%", **QUICK)
     plain = Decoder(1)
