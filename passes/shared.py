@@ -59,7 +59,8 @@ def shared_outputs(graph: torch.fx.GraphModule) -> Shared:
         if isinstance(value, torch.Tensor) and _storage_of(value) in given
     )
     wholes = _whole_bytes(graph.graph)
-    seen: set[int] = set()
+    # A view beside one that takes no gradient is made outside the graph as well.
+    seen = {_storage_of(v) for v in values if isinstance(v, torch.Tensor) and not v.requires_grad}
     beside_bytes = turn_bytes = 0
     for value in {id(value): value for value in values}.values():
         if not isinstance(value, torch.Tensor) or not value.requires_grad:

@@ -151,3 +151,20 @@ def test_a_step_with_randomness_that_nobody_reads_can_be_verified() -> None:
 def test_a_gradient_that_nobody_asked_for_holds_nothing(norm: nn.Module) -> None:
     shape = (40, 6) if isinstance(norm, nn.LayerNorm | nn.BatchNorm1d) else (8, 6, 5)
     assert_exact(norm, torch.randn(shape))
+
+
+def expanded_beside_detached(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    h = x.tanh() * 2
+    return h.expand(40, *h.shape), h.detach()
+
+
+def part_beside_detached(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    h = x.tanh() * 2
+    return h.detach(), h[:2]
+
+
+@pytest.mark.parametrize("fn", [expanded_beside_detached, part_beside_detached])
+def test_a_view_beside_a_detached_one_is_within_its_prediction(fn: Callable[..., Any]) -> None:
+    check = fxremat.verify(fn, (leaf(8, 3),), budget="100%", repeats=1, **QUICK)
+    assert not any(check.differing.values())
+    assert check.measured_peak_bytes <= check.predicted_peak_bytes
