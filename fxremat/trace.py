@@ -114,9 +114,7 @@ class Trace:
         self.mkldnn = mkldnn_enabled()  # as the step will find it
         self.reach = Reach()
         self.untouched: frozenset[int] = frozenset()  # inputs that get no gradient, whatever comes
-        self.absent: frozenset[int] = (
-            frozenset()
-        )  # gradients that the backward in progress owes not
+        self.absent: frozenset[int] = frozenset()  # gradients that this backward does not owe
         self.start_s = session.started_s or time.perf_counter()
         self.planned: Planned | None = None  # kept where other pieces share the budget
         self.graphs: Split | None = None
@@ -150,11 +148,21 @@ class Trace:
         """The joint graph with what is known of its ends, at the sizes of this call."""
         drop_gradients_of_writes(module, num_fwd_outputs, self.leaves)
         joint = self.shared.within(joint_of(module, num_fwd_outputs))
-        self.reach = reach_of(joint)
+        self.know(joint)
         if not is_symbolic(module):
             return joint
         self.symbolic = joint
         return at_sizes(joint, self.sizes)
+
+    def know(self, joint: Joint) -> None:
+        """Remember what calls and backwards have to know of the joint graph's ends."""
+        self.reach = reach_of(joint)
+        self.writes = bool(joint.mutated)
+        primals = primals_of(joint)
+        if len(primals) == self.num_inputs:  # else AOTAutograd has merged or split some
+            self.written = frozenset(i for i, n in enumerate(primals) if n.name in joint.mutated)
+            if not self.shared.lent:  # else an output may be made from one of them
+                self.untouched = untouched(joint) - self.written
 
     def _plan(self, joint: Joint) -> Planned:
         asked = self.session.options.budget
@@ -193,13 +201,6 @@ class Trace:
             ends=ends_of(planned.analysis) if shares else None,
             constant_bytes=plan.problem.resident_bytes - self.resident_bytes,
         )
-        self.writes = bool(planned.analysis.joint.mutated)
-        primals = primals_of(planned.analysis.joint)
-        if len(primals) == self.num_inputs:  # else AOTAutograd has merged or split some
-            mutated = planned.analysis.joint.mutated
-            self.written = frozenset(i for i, n in enumerate(primals) if n.name in mutated)
-            if not self.shared.lent:  # else an output may be made from one of them
-                self.untouched = untouched(planned.analysis.joint) - self.written
         self.session.graphs.append(self.record)
         self.graphs = planned.graphs
         self.planned = planned if shares else None
@@ -399,7 +400,7 @@ class ReferenceTrace(Trace):
         static_lifetime_input_indices: Sequence[int] | None = None,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         drop_gradients_of_writes(module, num_fwd_outputs, self.leaves)
-        self.reach = reach_of(joint_of(module, num_fwd_outputs))
+        self.know(joint_of(module, num_fwd_outputs))
         return reference_partition(
             module,
             _inputs,

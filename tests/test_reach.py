@@ -160,3 +160,23 @@ def test_a_hook_on_an_input_that_is_not_reached_is_refused() -> None:
     with pytest.raises(fxremat.UnsupportedGraphError, match="hook"):
         step(first, second)[0].sum().backward()
     step(first, second)[1].sum().backward()
+
+
+class Detached(nn.Module):
+    """A part that no gradient comes to, whatever the loss is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = self.used(x).sum() + self.unused(x).detach().sum()
+        return loss
+
+
+def test_verify_runs_no_hook_that_eager_does_not_run() -> None:
+    net, seen = Detached(), list[float]()
+    hook: Any = net.unused.weight.register_hook
+    hook(lambda gradient: seen.append(float(gradient.sum())))
+    fxremat.verify(net, (torch.randn(4, 3),), budget="1MiB", repeats=1, **QUICK).raise_if_broken()
+    assert seen == []
