@@ -17,7 +17,7 @@ from fxremat.passes.calls import (
 )
 from fxremat.passes.effects import has_effect, is_random, why_saved
 from fxremat.passes.gradients import copied_bytes
-from fxremat.passes.inner import workspace_bytes
+from fxremat.passes.inner import calls_inside, workspace_bytes
 from fxremat.passes.joint import Joint, is_tangent, module_of, source_of, target_name
 from fxremat.passes.opcall import OpCall
 from fxremat.passes.phases import forward_names
@@ -100,6 +100,7 @@ def calls(analysis: Analysis) -> list[OpCall]:
         for name in analysis.operations
         if name in analysis.forward and has_mask(nodes[name])
     ]
+    found += [call for name in analysis.operations for call in calls_inside(nodes[name])]
     return found
 
 
@@ -143,7 +144,8 @@ def extract(
     for index, name in enumerate(analysis.operations):
         node = nodes[name]
         cost = price(call_of(node))
-        cost = replace(cost, workspace_bytes=max(cost.workspace_bytes, workspace_bytes(node)))
+        inside_bytes = workspace_bytes(node, price)
+        cost = replace(cost, workspace_bytes=max(cost.workspace_bytes, inside_bytes))
         creates = table.creates[name]
         _enlarge(storages, creates, cost)
         in_forward = name in analysis.forward

@@ -1,7 +1,8 @@
 """What higher-order operators hold while they run: the liveness of the graphs inside them.
 
-Their graphs run as plain Python: a value is let go of after its last use. What operators inside
-them hold for themselves is not counted, nor what an operator without a graph of its own does.
+Their graphs run as plain Python: a value is let go of after its last use. Calls inside them are
+priced as those outside are, for the sake of their workspaces. What a higher-order operator without
+a graph of its own holds is not known.
 """
 
 from collections.abc import Iterator
@@ -10,7 +11,9 @@ import torch
 from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 
+from fxremat.passes.calls import Price, call_of
 from fxremat.passes.joint import tensors_of
+from fxremat.passes.opcall import OpCall
 from fxremat.passes.storages import round_up
 
 # Their workspace is what their graphs hold. Others (flex attention) compute besides.
@@ -28,7 +31,23 @@ def graphs_inside(node: fx.Node) -> Iterator[fx.GraphModule]:
                 yield found
 
 
-def workspace_bytes(node: fx.Node) -> int:
+def calls_inside(node: fx.Node) -> Iterator[OpCall]:
+    """What a higher-order operator calls in its graphs, and in the graphs of those."""
+    for graph in graphs_inside(node):
+        for each in graph.graph.nodes:
+            if _is_priced(each):
+                yield call_of(each)
+            yield from calls_inside(each)
+
+
+def _is_priced(node: fx.Node) -> bool:
+    """Does it call an operator of which all arguments are known?"""
+    if not isinstance(node.target, OpOverload):
+        return False
+    return all("val" in argument.meta for argument in node.all_input_nodes)
+
+
+def workspace_bytes(node: fx.Node, price: Price) -> int:
     """The most that a higher-order operator holds besides its inputs and results. [bytes]
 
     One branch of a ``cond`` runs, and its results are the operator's. Loops make the results of a
@@ -36,7 +55,7 @@ def workspace_bytes(node: fx.Node) -> int:
     """
     if not isinstance(node.target, HigherOrderOperator):
         return 0
-    peak_bytes = max((_peak_bytes(graph) for graph in graphs_inside(node)), default=0)
+    peak_bytes = max((_peak_bytes(graph, price) for graph in graphs_inside(node)), default=0)
     result_bytes = sum(_sizes(node).values())
     if node.target.name() == "cond":
         return max(0, peak_bytes - result_bytes)
@@ -65,7 +84,7 @@ def _sizes(node: fx.Node) -> dict[int, int]:
     return found
 
 
-def _peak_bytes(module: fx.GraphModule) -> int:
+def _peak_bytes(module: fx.GraphModule, price: Price) -> int:
     """The most that a graph holds besides its inputs. [bytes]"""
     nodes = list(module.graph.nodes)
     last: dict[int, int] = {}
@@ -79,6 +98,8 @@ def _peak_bytes(module: fx.GraphModule) -> int:
     peak_bytes = 0
     for time, node in enumerate(nodes):
         live |= {key: size for key, size in _sizes(node).items() if key not in given}
-        peak_bytes = max(peak_bytes, sum(live.values()) + workspace_bytes(node))
+        inside_bytes = price(call_of(node)).workspace_bytes if _is_priced(node) else 0
+        inside_bytes = max(inside_bytes, workspace_bytes(node, price))
+        peak_bytes = max(peak_bytes, sum(live.values()) + inside_bytes)
         live = {key: size for key, size in live.items() if last[key] > time}
     return peak_bytes

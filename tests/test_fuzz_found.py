@@ -168,3 +168,31 @@ def test_a_view_beside_a_detached_one_is_within_its_prediction(fn: Callable[...,
     check = fxremat.verify(fn, (leaf(8, 3),), budget="100%", repeats=1, **QUICK)
     assert not any(check.differing.values())
     assert check.measured_peak_bytes <= check.predicted_peak_bytes
+
+
+def rescaled(x: torch.Tensor) -> torch.Tensor:
+    return x.sin() * 2
+
+
+def averaged(x: torch.Tensor) -> torch.Tensor:
+    return x - torch.cumsum(x.double(), 1).float()
+
+
+def convolved(x: torch.Tensor) -> torch.Tensor:
+    weight = torch.ones(4, 1, 3)
+    return torch.nn.functional.conv1d(x[:, None], weight, padding=1).sum(1)
+
+
+@pytest.mark.parametrize("branch", [rescaled, averaged, convolved])
+def test_what_operators_hold_inside_of_a_branch_is_counted(
+    branch: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            chosen = torch.cond(x.sum() > 1e6, torch.cos, branch, (x.detach(),))
+        return torch.tanh(x) * chosen.mean()
+
+    check = fxremat.verify(step, (leaf(301, 60),), budget="100%", repeats=1, **QUICK)
+    assert not any(check.differing.values())
+    assert check.measured_peak_bytes <= check.predicted_peak_bytes
+    assert check.measured_peak_bytes > 301 * 60 * 4 * 3  # the branch is where the peak is
