@@ -11,6 +11,7 @@ not in seconds, so that a run repeats exactly; the clock is only a safety net.
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import combinations
 
 import numpy as np
@@ -22,7 +23,7 @@ from fxremat.solvers.screen import Ints, Screen
 
 _BATCH = 512
 _SHORTLIST = 24  # values that double exchanges are made of
-_FEW = 9  # values up to which every choice is priced
+_FEW = 9  # values up to which every choice is judged
 _VERIFY = 24  # neighbours that one round shows to the simulator
 
 
@@ -157,22 +158,16 @@ class Search:
             best = found
         return best
 
-    def all_choices(self, goal: Goal) -> list[Judged]:
-        """The best of all choices, where they are few; otherwise nothing."""
+    @cached_property
+    def few(self) -> tuple[Judged, ...]:
+        """All choices, judged, where they are few; otherwise none."""
         free = [g for g in self.screen.columns if g not in self.kept]
         if len(free) > _FEW:
-            return []
-        subsets = [
-            frozenset(g for bit, g in enumerate(free) if number >> bit & 1)
+            return ()
+        return tuple(
+            self.judge(g for bit, g in enumerate(free) if number >> bit & 1)
             for number in range(2 ** len(free))
-        ]
-        none = np.zeros(self.screen.needs.num_positions + 2, dtype=np.int64)
-        keys, _ = self._price(subsets, none, goal)
-        for index in sorted(range(len(subsets)), key=lambda i: (keys[i], i)):
-            judged = self.judge(subsets[index])
-            if judged.peak_bytes <= goal.budget_bytes:
-                return [judged]
-        return []
+        )
 
     # One round ------------------------------------------------------------------------------
 

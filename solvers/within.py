@@ -59,22 +59,24 @@ def within(
     Returns:
         The best choice found, or None when none is within the budget.
     """
-    seeds = starts(search)
-    if seeds[0].peak_bytes <= budget_bytes:
-        return seeds[0]
-    seeds += tuple(search.judge(saved) for saved in greedy_choices(search.problem, budget_bytes))
     goal = Goal(budget_bytes)
 
     def key(judged: Judged) -> tuple[int, int, int]:
         return judged.key(goal)
 
+    if search.few:
+        best = min(search.few, key=key)
+        return best if best.peak_bytes <= budget_bytes else None
+    seeds = starts(search)
+    if seeds[0].peak_bytes <= budget_bytes:
+        return seeds[0]
+    seeds += tuple(search.judge(saved) for saved in greedy_choices(search.problem, budget_bytes))
     small = len(search.screen.columns) <= _SMALL
     answers, relaxed_ns = _answers(search, goal, clock)
     found = _descend(search, answers, goal, clock)
     if small or not any(judged.peak_bytes <= budget_bytes for judged in found):
         nearest = sorted(seeds, key=key)
         found += _descend(search, nearest if small else nearest[:2], goal, clock)
-    found += search.all_choices(goal)
     best = min([*found, *seeds], key=key)
     if best.peak_bytes > budget_bytes:
         return None
