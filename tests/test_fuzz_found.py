@@ -180,7 +180,8 @@ def averaged(x: torch.Tensor) -> torch.Tensor:
 
 def convolved(x: torch.Tensor) -> torch.Tensor:
     weight = torch.ones(4, 1, 3)
-    return torch.nn.functional.conv1d(x[:, None], weight, padding=1).sum(1)
+    out: torch.Tensor = torch.nn.functional.conv1d(x[:, None], weight, padding=1)
+    return out.sum(1)
 
 
 @pytest.mark.parametrize("branch", [rescaled, averaged, convolved])
