@@ -38,7 +38,8 @@ class Storage:
             [bytes]
         kind: Where it comes from.
         producer: Index of the operation that allocates it; -1 for primals and tangents.
-        held: Of a tangent: somebody outside keeps it until the backward ends, read or not.
+        held: Of a tangent: somebody outside keeps it until the backward has ended, while autograd
+            copies gradients too.
         lazy: It exists only when a replay reads it (the saved state of a generator).
     """
 

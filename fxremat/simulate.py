@@ -179,8 +179,11 @@ def _run_backward(
 def _let_go(problem: RematProblem, copies: _Copies, end: int, *, retain_graph: bool) -> None:
     """What outlives its last reader: unread tangents, those torch holds, kept graphs."""
     for g, copy in copies.newest.items():
-        unread = copies.last[copy] == copies.entry  # fx code frees an argument after its last use
-        if problem.storages[g].kind is Kind.TANGENT and (unread or problem.storages[g].held):
+        if problem.storages[g].kind is not Kind.TANGENT:
+            continue
+        if problem.storages[g].held:
+            copies.hold(g, end)
+        elif copies.last[copy] == copies.entry:  # fx code frees an argument after its last use
             copies.hold(g, end - 1)
     if retain_graph:
         for copy in copies.saved.values():

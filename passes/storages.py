@@ -56,6 +56,7 @@ def find_storages(joint: Joint, written: Mapping[str, str] | None = None) -> Sto
     sizes: list[int] = []
     of: dict[str, tuple[int, ...]] = {}
     creates: dict[str, tuple[int, ...]] = {}
+    twins: dict[StorageWeakRef, set[int]] = {}
     for node in joint.graph.nodes:
         if node.op == "output":
             continue
@@ -67,6 +68,10 @@ def find_storages(joint: Joint, written: Mapping[str, str] | None = None) -> Sto
             key = joint.same.get(key, key)
             if written and node.name in written:
                 (number[key],) = of[written[node.name]]
+            if key in number and is_tangent(node):
+                twins.setdefault(key, {number.pop(key)}).add(len(owner))
+            elif key in twins:
+                number[key] = _twin_behind(node, of, twins[key])
             if key not in number:
                 number[key] = len(owner)
                 owner.append(node.name)
@@ -77,6 +82,15 @@ def find_storages(joint: Joint, written: Mapping[str, str] | None = None) -> Sto
         of[node.name], creates[node.name] = tuple(mine), tuple(new)
     _check_tuples(joint, creates)
     return StorageTable(tuple(owner), tuple(sizes), of, creates)
+
+
+def _twin_behind(node: fx.Node, of: Mapping[str, tuple[int, ...]], twins: set[int]) -> int:
+    """Which of several tangents a node is a view of, that share a storage in the trace alone.
+
+    An output that is returned twice has one fake tensor and two tangents.
+    """
+    behind = (g for argument in node.all_input_nodes for g in of[argument.name] if g in twins)
+    return next(behind, min(twins))
 
 
 def _storage(node: fx.Node, tensor: torch.Tensor) -> torch.UntypedStorage:

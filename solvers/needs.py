@@ -138,7 +138,7 @@ def _backward_bytes(
         if storage.kind is Kind.TANGENT:
             tangent += storage.size_bytes
             change[0] += storage.size_bytes  # freed after its last use, or never
-            last = number - 1 if storage.held else positions.get(g, [number - 1])[-1]
+            last = number if storage.held else positions.get(g, [number - 1])[-1]
             change[last + 1] -= storage.size_bytes
         elif storage.producer >= problem.num_forward:
             born = storage.producer - problem.num_forward

@@ -197,3 +197,45 @@ def test_what_operators_hold_inside_of_a_branch_is_counted(
     assert not any(check.differing.values())
     assert check.measured_peak_bytes <= check.predicted_peak_bytes
     assert check.measured_peak_bytes > 301 * 60 * 4 * 3  # the branch is where the peak is
+
+
+def twice(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    h = x.tile(2)
+    return h.float(), h
+
+
+def twice_clamped(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    h = torch.maximum(x, x.detach() * 2)
+    same = h.contiguous()
+    h.clamp_(min=-1.0)
+    return same, h
+
+
+def three_times(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    h = x.tile(2)
+    return h.float(), h, h.contiguous()
+
+
+@pytest.mark.parametrize("step", [twice, twice_clamped, three_times])
+def test_one_output_under_several_names_has_as_many_tangents(
+    step: Callable[[torch.Tensor], tuple[torch.Tensor, ...]],
+) -> None:
+    check = fxremat.verify(step, (leaf(67, 60),), budget="100%", repeats=1, **QUICK)
+    assert not any(check.differing.values())
+    assert check.measured_peak_bytes <= check.predicted_peak_bytes
+    problem = fxremat.capture(step, (leaf(67, 60),), **QUICK)
+    least = fxremat.plan(problem, "100%").peak_bytes
+    again = fxremat.verify(step, (leaf(67, 60),), budget=least, repeats=1, **QUICK)
+    assert again.measured_peak_bytes == again.predicted_peak_bytes
+
+
+def test_the_gradient_of_a_number_is_there_while_autograd_copies_gradients() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3, 5))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.einsum("...i,ji->...j", x, self.weight).view(-1)[:1]
+
+    assert_exact(Net(), leaf(5))
