@@ -191,7 +191,8 @@ def test_what_operators_hold_inside_of_a_branch_is_counted(
     def step(x: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
             chosen = torch.cond(x.sum() > 1e6, torch.cos, branch, (x.detach(),))
-        return torch.tanh(x) * chosen.mean()
+        scaled: torch.Tensor = torch.tanh(x) * chosen.mean()
+        return scaled
 
     check = fxremat.verify(step, (leaf(301, 60),), budget="100%", repeats=1, **QUICK)
     assert not any(check.differing.values())
