@@ -46,6 +46,7 @@ for _owner, _name in (
     (dynamo_config, "use_numpy_random_stream"),
     (functorch_config, "enable_autograd_cache"),
     (functorch_config, "donated_buffer"),
+    (functorch_config, "view_replay_for_aliased_outputs"),
     (inductor_config, "fallback_random"),
 ):
     if not hasattr(_owner, _name):
@@ -128,7 +129,11 @@ def compiling() -> Iterator[None]:
     """
     with (
         dropout_as_it_runs(),
-        functorch_config.patch(enable_autograd_cache=False, donated_buffer=False),
+        # Replayed on an output that is a view itself, recorded views come out wrong: for
+        # ``v = x.t(); return v, v.detach()`` torch returns the second one transposed once more.
+        functorch_config.patch(
+            enable_autograd_cache=False, donated_buffer=False, view_replay_for_aliased_outputs=False
+        ),
         inductor_config.patch(fallback_random=True),
     ):
         yield

@@ -141,6 +141,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             counts[_label(verdict)] += 1
             if verdict.outcome is Outcome.FAULT and program is not None:
                 print(f"\nseed {seed}: {verdict.kind}\n{verdict.words}\n\n{program.source}")
+            elif verdict.traced:
+                print(f"\nseed {seed} is as torch traces it")
             elif verdict.outcome is Outcome.REFUSED:
                 print(f"\nseed {seed} is refused: {verdict.words.splitlines()[0]}")
             print(f"\r{number} of {given.programs}: {_counted(counts)}", end="", flush=True)

@@ -17,7 +17,7 @@ from fxremat.passes.seeding import tensors_in
 from tests.fuzzing.growing import grow, program_of
 from tests.fuzzing.holding import Outcome, hold
 from tests.fuzzing.program import Program
-from tests.fuzzing.running import Run, Seen
+from tests.fuzzing.running import Make, References, Run, Seen
 from tests.fuzzing.shrinking import shrink
 from tests.steps import QUICK
 
@@ -105,6 +105,29 @@ def test_wrong_bits_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Run, "watched", watched)
     verdict = hold(program, QUICK)
     assert (verdict.outcome, verdict.kind) == (Outcome.FAULT, "bits of gradient")
+
+
+def test_values_far_from_those_of_eager_are_a_fault_though_torch_traces_them_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program = small_program("v1 = torch.tanh(x0 * self.weight0)")
+    wrong = small_program("v1 = torch.tanh(x0 * self.weight0) * 1.2").maker()
+    near = small_program("v1 = torch.tanh(x0 * self.weight0) * 1.001").maker()
+    plain = References.__init__
+    verdicts = []
+    for make in (wrong, near):
+
+        def instead(self: References, given: Make, make: Make = make) -> None:
+            plain(self, make)
+            self.make = given
+
+        monkeypatch.setattr(References, "__init__", instead)
+        verdicts.append(hold(program, QUICK))
+    assert (verdicts[0].outcome, verdicts[0].kind) == (
+        Outcome.FAULT,
+        "far from eager, as traced: output",
+    )
+    assert (verdicts[1].outcome, verdicts[1].traced) == (Outcome.HELD, True)
 
 
 def test_a_peak_over_the_budget_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -240,3 +240,30 @@ def test_the_gradient_of_a_number_is_there_while_autograd_copies_gradients() -> 
             return torch.einsum("...i,ji->...j", x, self.weight).view(-1)[:1]
 
     assert_exact(Net(), leaf(5))
+
+
+def turned(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    v = (x * 2).t()
+    return v, v.detach()
+
+
+def last_rows(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    v = (x * 2).chunk(2, 0)[-1]
+    return v.view_as(v).detach(), v
+
+
+def one_column(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    v = (x * 2).unbind(1)[1]
+    return v, v.detach(), v[1:]
+
+
+@pytest.mark.parametrize("step", [turned, last_rows, one_column])
+def test_a_view_beside_its_own_detached_self_is_the_same_view(
+    step: Callable[[torch.Tensor], tuple[torch.Tensor, ...]],
+) -> None:
+    x = leaf(6, 6)
+    expected = step(x)
+    for found, value in zip(fxremat.optimize(step, "100%", **QUICK)(x), expected, strict=True):
+        assert torch.equal(found, value)
+        assert found.requires_grad == value.requires_grad
+    assert not any(fxremat.verify(step, (x,), budget="100%", **QUICK).differing.values())

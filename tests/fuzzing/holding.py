@@ -14,7 +14,7 @@ from torch import nn
 import fxremat
 from fxremat.trace import VIEWS_NOTE
 from tests.fuzzing.program import Program
-from tests.fuzzing.running import Make, References, Run, Seen, differing
+from tests.fuzzing.running import Make, References, Run, Seen, differing, far_apart
 
 FRACTIONS = (1.0, 0.5, 0.0)  # of the way from the floor to the baseline
 
@@ -155,6 +155,9 @@ def _check_bits(references: References, found: list[Seen]) -> bool:
         traced = references.traced_steps()
     except Exception:  # noqa: BLE001  # then eager is the only reference
         traced = references.eager
+    far = far_apart(references.eager, traced)
+    if far:
+        raise Broken(f"far from eager, as traced: {_rule(far)}", f"{far[:6]}")
     for fraction, got in zip(FRACTIONS, found, strict=True):
         from_traced, from_eager = differing(traced, got), differing(references.eager, got)
         wrong = [name for name in from_traced if name in from_eager]

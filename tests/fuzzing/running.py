@@ -97,6 +97,24 @@ def differing(expected: Seen, got: Seen) -> list[str]:
     return [n for n in {**expected, **got} if not same_bits(expected.get(n), got.get(n))]
 
 
+NEAR = 0.05  # of the largest value: what roundings may make of bfloat16
+
+
+def far_apart(expected: Seen, got: Seen) -> list[str]:
+    """Names of what differs by more than roundings do: then the trace itself is wrong."""
+    found = []
+    for name in differing(expected, got):
+        one, other = expected.get(name), got.get(name)
+        if one is None or other is None or one.shape != other.shape or one.dtype != other.dtype:
+            found.append(name)
+            continue
+        one, other = one.double(), other.double()
+        scale = one.abs().nan_to_num(posinf=0.0).amax().item() if one.numel() else 0.0
+        if not torch.allclose(one, other, rtol=NEAR, atol=NEAR * scale, equal_nan=True):
+            found.append(name)
+    return found
+
+
 class References:
     """What a step must show: eager's bits, or those of AOTAutograd where it differs from eager."""
 
