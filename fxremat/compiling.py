@@ -20,6 +20,7 @@ from fxremat.passes.shared import shared_outputs
 from fxremat.passes.storages import round_up
 from fxremat.passes.symbolic import places, sizes_of
 from fxremat.passes.tracing import compiling, current_frame
+from fxremat.passes.writes import refuse_writes
 from fxremat.records import Piece
 from fxremat.reserve import reserve_bytes
 from fxremat.session import Session
@@ -75,6 +76,7 @@ class Backend:
         trace.leaves = frozenset(
             i for i, v in enumerate(inputs) if isinstance(v, torch.Tensor) and v.is_leaf
         )
+        refuse_writes(graph)
         trace.shared = shared_outputs(graph)
         refuse_lost_dropout(graph.graph)
         eager = options.executor == "eager"

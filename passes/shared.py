@@ -51,8 +51,11 @@ def shared_outputs(graph: torch.fx.GraphModule) -> Shared:
         if isinstance(value := node.meta.get("example_value"), torch.Tensor)
     } - {-1}
     values = [node.meta.get("example_value") for node in returned]
+    made = {id(node.meta.get("example_value")) for node in graph.graph.find_nodes(op="placeholder")}
     for node, value in zip(returned, values, strict=True):
         _refuse_unknown_size(node, value)
+        if isinstance(value, torch.Tensor) and value.requires_grad and id(value) not in made:
+            _refuse_cut_off(node, value)
     lent = frozenset(
         i
         for i, value in enumerate(values)
@@ -74,6 +77,8 @@ def shared_outputs(graph: torch.fx.GraphModule) -> Shared:
             beside_bytes += whole_bytes + (own_bytes if own_bytes < whole_bytes else 0)
         elif storage in seen:
             turn_bytes += 2 * whole_bytes + own_bytes
+            # The gradient that ``backward`` itself makes of a number is held by its caller.
+            beside_bytes += own_bytes if value.numel() == 1 else 0
         seen.add(storage)
     return Shared(lent, beside_bytes, turn_bytes)
 
@@ -94,6 +99,25 @@ def _refuse_unknown_size(node: torch.fx.Node, value: object) -> None:
             f"the size of the output {node.name!r} at {line} depends on values that only the step "
             "knows.\nRemedy: return something of a fixed size, such as a mask or a sum, or compute "
             "it outside of the optimised callable.",
+            node.name,
+            target_name(node),
+            source_of(node),
+        )
+
+
+def _refuse_cut_off(node: torch.fx.Node, value: torch.Tensor) -> None:
+    """Refuse views made without gradients: eager's keep theirs, those of a graph hand them on."""
+    if not value._is_view():
+        return
+    behind: object = value.grad_fn
+    while (following := getattr(behind, "next_functions", ())) and len(following) == 1:
+        behind = following[0][0]
+    if behind is None:
+        line = source_of(node) or "an unknown line"
+        raise UnsupportedGraphError(
+            f"the output {node.name!r} at {line} is a view that was made under torch.no_grad(). "
+            "Eager gives its gradient to nobody, a graph would give it to what it is a view of.\n"
+            "Remedy: return it detached, or make the view with gradients on.",
             node.name,
             target_name(node),
             source_of(node),

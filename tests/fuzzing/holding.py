@@ -134,11 +134,13 @@ def _hold(program: Program, make: Make, references: References, options: dict[st
 
 def _judged(error: Exception, references: References) -> Verdict:
     """What an exception in the first call says."""
+    if isinstance(error, fxremat.UnsupportedGraphError):
+        return Verdict(Outcome.REFUSED, kind_of(error), str(error))
     try:
         references.traced_steps()
     except Exception as torchs:  # noqa: BLE001  # torch's trace may raise anything
         return Verdict(Outcome.SKIPPED, f"torch's trace: {kind_of(torchs)}", str(error))
-    if isinstance(error, fxremat.CaptureError | fxremat.UnsupportedGraphError):
+    if isinstance(error, fxremat.CaptureError):
         return Verdict(Outcome.REFUSED, kind_of(error), str(error))
     return Verdict(Outcome.FAULT, f"raised {kind_of(error)} at the baseline", str(error))
 
