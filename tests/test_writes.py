@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 import fxremat
 from tests.steps import QUICK
@@ -42,8 +42,8 @@ DRAWS: list[Write] = [
     lambda h: nn.init.normal_(h[:, ::2]),
     lambda h: h.t().bernoulli_(0.3),
     lambda h: h[:, :5].exponential_(),
-    lambda h: F.dropout(h.t(), 0.3, inplace=True),
-    lambda h: F.alpha_dropout(h.t(), 0.3, True, True),
+    lambda h: functional.dropout(h.t(), 0.3, inplace=True),
+    lambda h: functional.alpha_dropout(h.t(), 0.3, True, True),
     lambda h: nn.Dropout(0.3, inplace=True)(h.t()),
 ]
 SHARED: list[Write] = [
@@ -56,9 +56,9 @@ SHARED: list[Write] = [
 HOLD: list[Write] = [
     lambda h: h[2:5].normal_(),
     lambda h: h[:, :5].uniform_(),
-    lambda h: F.dropout(h, 0.3, inplace=True),
-    lambda h: F.dropout(h.t(), 0.3, False, True),
-    lambda h: F.relu(h.t(), inplace=True),
+    lambda h: functional.dropout(h, 0.3, inplace=True),
+    lambda h: functional.dropout(h.t(), 0.3, False, True),
+    lambda h: functional.relu(h.t(), inplace=True),
     lambda h: h[0].expand(4, 10).clone().zero_(),
     lambda h: h[:, :5].copy_(torch.randn_like(h[:, :5])),
     lambda h: h.t().mul_(2),
