@@ -33,7 +33,6 @@ def programs(draw: st.DrawFn) -> Program | None:
     return grow(lambda limit: draw(st.integers(0, limit - 1)))
 
 
-@pytest.mark.slow
 @settings(
     max_examples=PROGRAMS,
     derandomize=True,
@@ -56,7 +55,6 @@ def test_a_random_program_keeps_its_bits_and_its_budget(program: Program | None)
         pytest.fail(f"{verdict.kind}: {verdict.words}\n{small.source}")
 
 
-@pytest.mark.slow
 def test_most_random_programs_are_run_and_few_are_refused() -> None:
     ran = outcomes[Outcome.HELD] + outcomes[Outcome.FAULT]
     if not outcomes:

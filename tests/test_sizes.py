@@ -147,7 +147,7 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], Data]] = {
     ("kind", "dynamic"),
     [
         pytest.param("decoder", None, marks=pytest.mark.slow),
-        ("decoder", True),
+        pytest.param("decoder", True, marks=pytest.mark.slow),
         ("halving", None),
         pytest.param("halving", True, marks=pytest.mark.slow),
         pytest.param("equals", None, marks=pytest.mark.slow),
@@ -366,7 +366,7 @@ class Recurrent(nn.Module):
         return loss
 
 
-@pytest.mark.parametrize("kind", ["RNN", "GRU"])
+@pytest.mark.parametrize("kind", [pytest.param("RNN", marks=pytest.mark.slow), "GRU"])
 def test_recurrences_of_changing_lengths(kind: str) -> None:
     def make() -> nn.Module:
         return Recurrent(kind)
