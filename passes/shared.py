@@ -56,6 +56,7 @@ def shared_outputs(graph: torch.fx.GraphModule) -> Shared:
         _refuse_unknown_size(node, value)
         if isinstance(value, torch.Tensor) and value.requires_grad and id(value) not in made:
             _refuse_cut_off(node, value)
+            _refuse_overlap(node, value)
     lent = frozenset(
         i
         for i, value in enumerate(values)
@@ -122,6 +123,32 @@ def _refuse_cut_off(node: torch.fx.Node, value: torch.Tensor) -> None:
             target_name(node),
             source_of(node),
         )
+
+
+def _refuse_overlap(node: torch.fx.Node, value: torch.Tensor) -> None:
+    """Refuse windows that overlap: AOTAutograd copies their gradient into memory that overlaps.
+
+    It knows of expanded tensors, which are the common case.
+    """
+    if value.layout is not torch.strided or not all(isinstance(n, int) for n in value.stride()):
+        return
+    reach = 0
+    for step, size in sorted(zip(value.stride(), value.shape, strict=True)):
+        if size > 1 and step > 0:
+            if step <= reach:
+                break
+            reach += (size - 1) * step
+    else:
+        return
+    line = source_of(node) or "an unknown line"
+    raise UnsupportedGraphError(
+        f"several elements of the output {node.name!r} at {line} share one place in memory (sizes "
+        f"{tuple(value.shape)}, strides {tuple(value.stride())}). Its gradient would be lost in "
+        "parts.\nRemedy: return .contiguous() of it.",
+        node.name,
+        target_name(node),
+        source_of(node),
+    )
 
 
 def _storage_of(value: torch.Tensor) -> int:

@@ -101,3 +101,37 @@ def test_an_output_viewed_without_gradients_is_refused() -> None:
 
     with pytest.raises(fxremat.UnsupportedGraphError, match="no_grad"):
         fxremat.optimize(step, "1GiB", **QUICK)(torch.randn(10, 10, requires_grad=True))
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda x: (x * 2).unfold(0, 2, 1),
+        lambda x: torch.as_strided(x.sum(0), (2, 2), (1, 1)),
+        lambda x: (x * 2)[:, :4].unfold(1, 3, 1).transpose(0, 2),
+    ],
+)
+def test_an_output_whose_windows_overlap_is_refused(step: Write) -> None:
+    x = torch.randn(10, 10, requires_grad=True)
+    with pytest.raises(fxremat.UnsupportedGraphError, match="share one place"):
+        fxremat.optimize(step, "1GiB", **QUICK)(x)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda x: (x * 2).unfold(0, 2, 2),
+        lambda x: (x * 2).unfold(0, 2, 1).contiguous(),
+        lambda x: x.sum(0)[None].expand(3, 10),
+        lambda x: (x * 2).t()[1:, ::2],
+    ],
+)
+def test_gradients_of_other_views_are_those_of_eager(step: Write) -> None:
+    x = torch.randn(10, 10, requires_grad=True)
+    gradients: list[torch.Tensor] = []
+    for call in (step, fxremat.optimize(step, "1GiB", **QUICK)):
+        output = call(x)
+        assert isinstance(output, torch.Tensor)
+        weights = torch.arange(output.numel()).mul(0.37).cos().view(output.shape)
+        gradients += torch.autograd.grad((output * weights).sum(), x)
+    assert torch.equal(*gradients)

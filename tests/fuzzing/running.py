@@ -1,10 +1,11 @@
 """One program run by eager, by torch's own trace, or under a plan, and everything it shows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from fxremat.check import same_bits
 from fxremat.install import Installed
@@ -21,10 +22,16 @@ STEPS = 2
 def weighted_sum(output: Any) -> torch.Tensor:
     """A loss in which every element of every differentiable output has a weight of its own."""
     total = torch.zeros(())
-    for number, tensor in enumerate(t for t in tensors_in(output) if t.requires_grad):
+    for number, tensor in enumerate(t for t in every_tensor(output) if t.requires_grad):
         weights = torch.arange(tensor.numel()).mul(0.37).add(number).cos().view(tensor.shape)
         total = total + (tensor.float() * weights).sum()
     return total
+
+
+def every_tensor(output: Any) -> Iterator[torch.Tensor]:
+    """Tensors of an output; one that is there twice comes twice, be it one object or two."""
+    for leaf in pytree.tree_leaves(output):
+        yield from tensors_in(leaf)
 
 
 def features(output: Any, args: tuple[Any, ...]) -> set[str]:
@@ -64,7 +71,7 @@ class Run:
     def watched(self, output: Any) -> Seen:
         """What a step has left."""
         seen: Seen = {}
-        for number, tensor in enumerate(tensors_in(output)):
+        for number, tensor in enumerate(every_tensor(output)):
             seen[f"output {number}"] = tensor.detach()
             seen[f"output {number} needs a gradient"] = torch.tensor(tensor.requires_grad)
         for number, argument in enumerate(self.args):
