@@ -260,10 +260,10 @@ class _Best:
         elif simulation.peak_bytes <= self.budget_bytes:
             self._add(simulation.recompute_ns, ending, Found(schedule, simulation))
 
-    def run(self, clock: Clock) -> Found:
+    def run(self, clock: Clock, node_limit: int) -> Found:
         """The first schedule to come out of the heap is the best: ranks are bounds."""
         self._push(self.space.end())
-        for _ in range(_NODES):
+        for _ in range(node_limit):
             if not self.heap:
                 return Found()
             *_, ending, found = heapq.heappop(self.heap)
@@ -275,16 +275,23 @@ class _Best:
                 self._finish(ending)
             for longer in self.space.longer(ending):
                 self._push(longer)
-        return Found(given_up=f"more than {_NODES:,} parts of schedules to look at")
+        return Found(given_up=f"more than {node_limit:,} parts of schedules to look at")
 
 
-def best_schedule(problem: RematProblem, budget_bytes: int | None, *, time_limit_s: float) -> Found:
+def best_schedule(
+    problem: RematProblem,
+    budget_bytes: int | None,
+    *,
+    time_limit_s: float,
+    node_limit: int = _NODES,
+) -> Found:
     """Search the whole space.
 
     Args:
         problem: The step; a small one.
         budget_bytes: The budget, resident bytes included; None asks for the least peak. [bytes]
         time_limit_s: When to give up. [s]
+        node_limit: How many endings to lengthen before giving up.
 
     Returns:
         The best schedule there is, or why there is none.
@@ -293,7 +300,7 @@ def best_schedule(problem: RematProblem, budget_bytes: int | None, *, time_limit
     if number > _OPERATIONS:
         words = f"{number} operations can be replayed, more than {_OPERATIONS}"
         return Found(given_up=words)
-    return _Best(problem, budget_bytes).run(Clock(time_limit_s))
+    return _Best(problem, budget_bytes).run(Clock(time_limit_s), node_limit)
 
 
 def exhaustive(problem: RematProblem, budget_bytes: int, *, time_limit_s: float) -> Solution:
