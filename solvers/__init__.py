@@ -2,10 +2,13 @@
 
 from fxremat.plans import Solver
 from fxremat.solvers.block import block
+from fxremat.solvers.exhaustive import exhaustive
 from fxremat.solvers.greedy import greedy
+from fxremat.solvers.knapsack import knapsack
 from fxremat.solvers.recompute_all import recompute_all
 from fxremat.solvers.refine import refine
 from fxremat.solvers.save_all import save_all
+from fxremat.solvers.sqrt import sqrt
 
 SOLVERS: dict[str, Solver] = {
     "ilp": refine,
@@ -13,6 +16,9 @@ SOLVERS: dict[str, Solver] = {
     "recompute_all": recompute_all,
     "block": block,
     "greedy": greedy,
+    "sqrt": sqrt,
+    "knapsack": knapsack,
+    "exhaustive": exhaustive,
 }
 
 __all__ = ["SOLVERS"]

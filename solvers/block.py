@@ -6,12 +6,9 @@ saved as usual. A model without such paths is cut at about sqrt(n) of its articu
 values that every path through the forward passes (https://arxiv.org/abs/1604.06174).
 """
 
-import math
-
-import networkx as nx
-
 from fxremat.plans import Solution
-from fxremat.problem import Kind, RematProblem
+from fxremat.problem import RematProblem
+from fxremat.solvers.articulations import spread
 from fxremat.solvers.needs import find_needs
 from fxremat.solvers.single import single
 
@@ -54,36 +51,13 @@ def _blocks(problem: RematProblem) -> list[str]:
     keys = [block_key(operation.module) for operation in problem.forward]
     if len(set(keys) - {""}) > 1:
         return keys
-    cuts = _cuts(problem)
+    cuts = spread(problem)
     keys, number = [], 0
     for index in range(problem.num_forward):
         keys.append(f"cut {number}")
         if index in cuts:
             number += 1
     return keys
-
-
-def _cuts(problem: RematProblem) -> frozenset[int]:
-    """About sqrt(n) operations that make an articulation storage, evenly spread."""
-    graph: nx.Graph = nx.Graph()
-    for index, operation in enumerate(problem.forward):
-        graph.add_edges_from((("operation", index), ("storage", g)) for g in operation.creates)
-        graph.add_edges_from(
-            (("operation", index), ("storage", g))
-            for g in operation.reads
-            if problem.storages[g].kind is Kind.VALUE
-        )
-    found = sorted(
-        {
-            problem.storages[g].producer
-            for what, g in nx.articulation_points(graph)
-            if what == "storage"
-        }
-    )
-    wanted = min(len(found), math.isqrt(problem.num_forward))
-    if not wanted:
-        return frozenset()
-    return frozenset(found[(2 * i + 1) * len(found) // (2 * wanted)] for i in range(wanted))
 
 
 def block(problem: RematProblem, budget_bytes: int, *, time_limit_s: float) -> Solution:
