@@ -1,27 +1,48 @@
 """From a choice of what to save to a schedule: replays stand just before they are needed."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from fxremat.problem import Kind, RematProblem
 from fxremat.simulate import Schedule, Step, what_runs
 
 
+class Phase(NamedTuple):
+    """A part of the backward, at the beginning of which replayed values are let go.
+
+    Attributes:
+        start: Its first position; 0 is the first operation of the backward.
+        carried: Replayed values that outlive the beginning.
+    """
+
+    start: int
+    carried: frozenset[int]
+
+
 def expand(
-    problem: RematProblem, saved: Collection[int], replays: Collection[int] = ()
+    problem: RematProblem,
+    saved: Collection[int],
+    replays: Collection[int] = (),
+    phases: Sequence[Phase] = (),
 ) -> Schedule:
-    """Make the schedule in which every value that is not saved is replayed once, on demand.
+    """Make the schedule in which every value that is not saved is replayed on demand.
 
     Args:
         problem: The step.
         saved: Storages to keep from forward to backward. A storage without a replay is kept anyway.
         replays: Indices of the replays to prefer where a storage has several; where none of them
             makes it, the first of ``problem.replays_of`` does.
+        phases: In order. In each of them an operation is replayed at most once, and once more in a
+            later one that needs what was let go; without any, once in all.
 
     Returns:
         The schedule. Forward operations whose results nothing reads do not run in it.
     """
     keep, preferred = set(saved), set(replays)
     live: set[int] = set()  # replayed by now
+    stops: dict[int, list[frozenset[int]]] = {}
+    for phase in phases:
+        stops.setdefault(phase.start, []).append(phase.carried)
     steps: list[Step] = []
 
     def missing(g: int) -> bool:
@@ -53,6 +74,8 @@ def expand(
             stack.pop()
 
     for index in range(problem.num_forward, len(problem.operations)):
+        for outliving in stops.get(index - problem.num_forward, ()):
+            live &= outliving
         require(problem.operations[index].reads)
         steps.append(Step(index))
     require(problem.gradients)

@@ -1,0 +1,291 @@
+"""Optimal nested replays over a heterogeneous chain: a dynamic programme over runs of blocks.
+
+With T(s, e, m) the least time for the backward of blocks s .. e from the frontier before s, while
+m bytes are there besides it, and go_{s,t} = advance_s + .. + advance_{t-1}:
+
+    T(s, s, m) = replay_s                                               if phase s fits into m
+    T(s, e, m) = min( min_{s<t<e} go_{s,t} + T(t, e, m - frontier_t) + T(s, t-1, m),
+                      go_{s,e} + replay_e + T(s, e-1, m)                if phase e fits into m,
+                      replay and advance of s + T(s+1, e, m - inside_s - frontier_{s+1}) )
+
+Beaumont, Eyraud-Dubois, Hermann, Joly, Shilova, "Optimal checkpointing for heterogeneous chains"
+(https://arxiv.org/abs/1911.13214) has the recursion. Here the blocks come from any graph
+(``chain``), each phase has bytes of its own to stay below, and the first run, which is the forward
+itself, costs nothing more (``_Table.first``). Bytes are counted in units, rounded up; the simulator
+decides afterwards which amount of memory is the greatest that holds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from fxremat.plans import Solution
+from fxremat.problem import Kind, RematProblem
+from fxremat.simulate import Schedule, simulate
+from fxremat.solvers.chain import Chain, find_chain
+from fxremat.solvers.needs import Same, find_needs
+from fxremat.solvers.nested import Choice, Run, unroll
+
+_LEVELS = 400
+_BESIDE = 3  # levels tried beside the one that was found
+
+Times = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """What a chain needs, in units of bytes.
+
+    Attributes:
+        levels: Amounts of memory that are told apart: 0 .. levels - 1.
+        frontier: Of keeping the frontier before each block.
+        inside: Of keeping the inside of each block and the frontier after it.
+        own: That the phase of each block needs besides the frontier before it.
+        passed: The same with that frontier, and with what making its inside takes.
+        forward: The same of the last block, when the forward itself has just made its inside.
+        way: ``way[e, j]``: that going through block j needs at the beginning of phase e.
+    """
+
+    levels: int
+    frontier: Ints
+    inside: npt.NDArray[np.int64]
+    own: npt.NDArray[np.int64]
+    passed: Ints
+    forward: int
+    way: npt.NDArray[np.int64]
+
+
+def _memory(problem: RematProblem, chain: Chain) -> _Memory:
+    needs = find_needs(problem)
+    ahead = (*chain.frontiers[1:], frozenset[int]())
+    blocks = list(zip(chain.insides, chain.frontiers, ahead, strict=True))
+    frontier = _array([_bytes(problem, before) for _, before, _ in blocks])
+    inside = _array(
+        [_bytes(problem, (within | after) - before) for within, before, after in blocks]
+    )
+    own = _array(_own_bytes(problem, chain, [within - before for within, before, _ in blocks]))
+    passed = _array(_own_bytes(problem, chain, chain.insides))
+    before = [needs.entry_bytes, *needs.fixed_bytes]
+    begun = _array([min(before[start : start + 2]) for start in chain.phases])
+    way = begun[:, None] + _array(_way_bytes(problem, chain))[None, :]
+    forward = int(passed[-1])  # the forward itself goes its way before anything else is there
+    passed = np.maximum(passed, np.diagonal(way) + frontier)
+    least = int(own.min())
+    top = int(frontier.sum()) + int(max(passed.max(), way.max())) - least
+    kept = frontier[frontier > 0]
+    grain = int(np.median(kept)) if len(kept) else 1
+    unit = max(1, -(-top // (_LEVELS - 1)))
+    if unit < grain:  # equal frontiers are whole numbers of units
+        unit = -(-grain // (grain // unit))
+
+    def units(bytes_: Ints) -> Ints:
+        return -(-np.maximum(bytes_, 0) // unit)
+
+    levels = int(-(-top // unit)) + 1
+    return _Memory(
+        levels, units(frontier), units(inside), units(own - least), units(passed - least),
+        int(units(_array([forward - least]))[0]), units(way - least),
+    )  # fmt: skip
+
+
+def _array(values: Sequence[int]) -> Ints:
+    return np.array(values, dtype=np.int64)
+
+
+def _bytes(problem: RematProblem, values: frozenset[int]) -> int:
+    return sum(problem.storages[g].size_bytes for g in values)
+
+
+def _own_bytes(problem: RematProblem, chain: Chain, insides: Sequence[frozenset[int]]) -> list[int]:
+    """What each phase holds at most of the backward's own and of some values. [bytes]"""
+    needs = find_needs(problem)
+    found: list[int] = []
+    for block, inside in enumerate(insides):
+        stop = chain.phases[block - 1] if block else needs.num_positions + 1
+        most = 0
+        for position in range(chain.phases[block], stop):
+            held = (g for g in inside if needs.last(g) >= position)
+            here = sum(problem.storages[g].size_bytes for g in held)
+            most = max(most, needs.fixed_bytes[min(position, needs.num_positions)] + here)
+        found.append(most)
+    return found
+
+
+def _way_bytes(problem: RematProblem, chain: Chain) -> list[int]:
+    """What going through each block holds at most, the frontier before it left out. [bytes]"""
+    last = {
+        g: index
+        for index, operation in enumerate(problem.forward)
+        for g in (*operation.creates, *operation.reads)
+    }
+    ends = [*chain.starts[1:], problem.num_forward]
+    found: list[int] = []
+    for start, end in zip(chain.starts, ends, strict=True):
+        live: dict[int, int] = {}
+        most = 0
+        for index in range(start, end):
+            operation = problem.operations[index]
+            for g in operation.creates:
+                storage = problem.storages[g]
+                if storage.kind is Kind.VALUE and not storage.lazy:
+                    live[g] = storage.size_bytes
+            most = max(most, sum(live.values()) + operation.workspace_bytes)
+            live = {g: size for g, size in live.items() if last[g] > index}
+        found.append(most)
+    return found
+
+
+class _Table:
+    """The dynamic programme; rows are amounts of memory."""
+
+    def __init__(self, problem: RematProblem, chain: Chain) -> None:
+        self.chain, self.memory = chain, _memory(problem, chain)
+        number, levels = len(chain), self.memory.levels
+        self.ahead_ns = np.concatenate([[0], np.cumsum(chain.advance_ns)]).astype(np.float32)
+        self.by_start = [np.full((number - s, levels), np.inf, np.float32) for s in range(number)]
+        self.kept = [np.full((e + 1, levels), np.inf, np.float32) for e in range(number)]
+        for length in range(1, number + 1):
+            for start in range(number - length + 1):
+                end = start + length - 1
+                row = (
+                    self._alone(start, int(self.memory.own[start]))
+                    if length == 1
+                    else self._options(start, end).min(axis=0)
+                )
+                self.by_start[start][end - start] = row
+                self.kept[end][start] = self._shifted(row, int(self.memory.frontier[start]))
+        self.first = self._first()
+
+    def _alone(self, block: int, needed: int) -> Times:
+        """A run of one block, or the last of a run."""
+        row = np.full(self.memory.levels, np.inf, np.float32)
+        row[needed:] = self.chain.replay_ns[block]
+        return row
+
+    def _shifted(self, row: Times, units: int) -> Times:
+        """The same with less memory."""
+        if units == 0:
+            return row
+        shifted = np.full_like(row, np.inf)
+        shifted[units:] = row[:-units]
+        return shifted
+
+    def _options(self, start: int, end: int) -> Times:
+        """Times of all that may happen to a run: a row for each block to go to, then the inside."""
+        times = np.empty((end - start + 1, self.memory.levels), np.float32)
+        gone = times[:-1]
+        gone[:-1] = self.kept[end][start + 1 : end]
+        gone[-1] = self._alone(end, int(self.memory.passed[end]))
+        gone += self.by_start[start][: end - start]
+        gone += (self.ahead_ns[start + 1 : end + 1] - self.ahead_ns[start])[:, None]
+        needed = np.maximum.accumulate(self.memory.way[end, start:end])
+        gone[np.arange(self.memory.levels)[None, :] < needed[:, None]] = np.inf
+        behind = self.by_start[start + 1][end - start - 1]
+        times[-1] = self._shifted(behind, int(self.memory.inside[start]))
+        times[-1] += np.float32(max(self.chain.advance_ns[start], self.chain.replay_ns[start]))
+        return times
+
+    def _first(self) -> list[Times]:
+        """The run that is the forward itself, from each block on: its way costs nothing more."""
+        last = len(self.chain) - 1
+        found = [self._done(int(self.memory.own[last]))]
+        for start in reversed(range(last)):
+            found.append(self._first_options(start, found).min(axis=0))
+        return found[::-1]
+
+    def _done(self, needed: int) -> Times:
+        """No time where the memory is enough."""
+        levels = np.arange(self.memory.levels)
+        return np.where(levels >= needed, np.float32(0), np.float32(np.inf))
+
+    def _first_options(self, start: int, found: list[Times]) -> Times:
+        """As ``_options``; ``found`` holds the first runs of the blocks behind, the last first."""
+        last = len(self.chain) - 1
+        rows = [
+            self._shifted(found[last - t], int(self.memory.frontier[t]))
+            + self.by_start[start][t - 1 - start]
+            for t in range(start + 1, last)
+        ]
+        rows.append(self._done(self.memory.forward) + self.by_start[start][last - 1 - start])
+        inside = self._shifted(found[last - start - 1], int(self.memory.inside[start]))
+        return np.stack([*rows, inside])
+
+    def choose(self, run: Run) -> Choice:
+        """The best that may happen to a run."""
+        if run.first:
+            options = self._first_options(run.start, self.first[: run.start : -1])
+        else:
+            options = self._options(run.start, run.end)
+        best = int(options[:, run.level].argmin())
+        if best == run.end - run.start:
+            return Choice(-1, run.level - int(self.memory.inside[run.start]))
+        keep = run.start + 1 + best
+        kept = int(self.memory.frontier[keep]) if keep < run.end else 0
+        return Choice(keep, run.level - kept, run.level)
+
+
+@lru_cache(maxsize=4)
+def _table(key: Same) -> _Table:
+    return _Table(key.problem, find_chain(key.problem))
+
+
+def rotor_schedule(problem: RematProblem, budget_bytes: int) -> Schedule | None:
+    """The cheapest nested schedule within a budget.
+
+    Args:
+        problem: The step.
+        budget_bytes: The budget, resident bytes included. [bytes]
+
+    Returns:
+        The schedule; None when none of them is within the budget.
+    """
+    table = _table(Same(problem))
+    levels = np.flatnonzero(np.isfinite(table.first[0])).tolist()
+    found: dict[int, tuple[int, Schedule] | None] = {}
+
+    def fits(index: int) -> bool:
+        """Is there a schedule at this level within the budget? The cheaper one is noted."""
+        if index not in found:
+            found[index] = _cheapest(problem, table, levels[index], budget_bytes)
+        return found[index] is not None
+
+    low, high = -1, len(levels)  # the peak grows with the level, but for a few steps back
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    for index in range(max(0, low - _BESIDE), min(len(levels), low + _BESIDE + 1)):
+        fits(index)
+    best = min((pair for pair in found.values() if pair), key=lambda pair: pair[0], default=None)
+    return None if best is None else best[1]
+
+
+def _cheapest(
+    problem: RematProblem, table: _Table, level: int, budget_bytes: int
+) -> tuple[int, Schedule] | None:
+    """Extra time [ns] and schedule at one level, if its peak is within the budget."""
+    for linger in (True, False):
+        schedule = unroll(problem, table.chain, table.choose, level, linger=linger)
+        simulation = simulate(problem, schedule)
+        if simulation.peak_bytes <= budget_bytes:
+            return simulation.recompute_ns, schedule
+    return None
+
+
+def rotor(problem: RematProblem, budget_bytes: int, *, time_limit_s: float) -> Solution:
+    """Replay over the chain of blocks, as often as it pays.
+
+    Args:
+        problem: The step.
+        budget_bytes: The budget, resident bytes included. [bytes]
+        time_limit_s: Not needed. [s]
+
+    Returns:
+        The schedule, without a bound.
+    """
+    del time_limit_s
+    schedule = rotor_schedule(problem, budget_bytes)
+    return Solution(schedule, message="nested replays over a chain of blocks")
