@@ -7,6 +7,8 @@ from fxremat.solvers.greedy import greedy
 from fxremat.solvers.knapsack import knapsack
 from fxremat.solvers.recompute_all import recompute_all
 from fxremat.solvers.refine import refine
+from fxremat.solvers.revolve import halving, revolve
+from fxremat.solvers.rotor import rotor
 from fxremat.solvers.save_all import save_all
 from fxremat.solvers.sqrt import sqrt
 
@@ -17,6 +19,9 @@ SOLVERS: dict[str, Solver] = {
     "block": block,
     "greedy": greedy,
     "sqrt": sqrt,
+    "halving": halving,
+    "revolve": revolve,
+    "rotor": rotor,
     "knapsack": knapsack,
     "exhaustive": exhaustive,
 }
