@@ -1,5 +1,6 @@
 """Outputs of a traced function that refer to memory of its arguments, or of one another."""
 
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import torch
@@ -65,9 +66,11 @@ def shared_outputs(graph: torch.fx.GraphModule) -> Shared:
     wholes = _whole_bytes(graph.graph)
     # A view beside one that takes no gradient is made outside the graph as well.
     seen = {_storage_of(v) for v in values if isinstance(v, torch.Tensor) and not v.requires_grad}
+    tensors = {id(v): v for v in values if isinstance(v, torch.Tensor)}
+    others = Counter(_storage_of(value) for value in tensors.values())
     beside_bytes = turn_bytes = 0
-    for value in {id(value): value for value in values}.values():
-        if not isinstance(value, torch.Tensor) or not value.requires_grad:
+    for value in tensors.values():
+        if not value.requires_grad:
             continue
         if (storage := _storage_of(value)) == -1:
             continue
@@ -78,9 +81,9 @@ def shared_outputs(graph: torch.fx.GraphModule) -> Shared:
             beside_bytes += whole_bytes + (own_bytes if own_bytes < whole_bytes else 0)
         elif storage in seen:
             turn_bytes += 2 * whole_bytes + own_bytes
-            # The gradient that ``backward`` itself makes of a number is held by its caller.
-            beside_bytes += own_bytes if value.numel() == 1 else 0
         seen.add(storage)
+        if value.numel() == 1 and others[storage] > 1:
+            beside_bytes += own_bytes  # the gradient that ``backward`` starts from is held outside
     return Shared(lent, beside_bytes, turn_bytes)
 
 

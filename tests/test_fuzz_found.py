@@ -267,3 +267,15 @@ def test_a_view_beside_its_own_detached_self_is_the_same_view(
         assert torch.equal(found, value)
         assert found.requires_grad == value.requires_grad
     assert not any(fxremat.verify(step, (x,), budget="100%", **QUICK).differing.values())
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["the number last", "the number first"])
+def test_the_gradient_of_a_number_that_is_a_view_of_another_output_is_counted(order: int) -> None:
+    def step(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        h = x.diag().std(1, keepdim=True)
+        return (h, h.view(-1)[:1])[::order]
+
+    for share in ("100%", "1GiB"):
+        check = fxremat.verify(step, (leaf(12),), budget=share, repeats=1, **QUICK)
+        assert not any(check.differing.values())
+        assert check.measured_peak_bytes <= check.predicted_peak_bytes
