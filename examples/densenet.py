@@ -124,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def train() -> None:
-        step(images, labels).backward()  # type: ignore[no-untyped-call]
+        step(images, labels).backward()
 
     train()  # plans
     report = fxremat.report(step)

@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from densenet import DENSENET_121, DenseNet
 
 CPU = torch.device("cpu")
+CLASSES: dict[str, Any] = {"num_labels": 1000}
 
 
 @dataclass(frozen=True)
@@ -67,14 +68,15 @@ def t5(layers: int = 6, width: int = 512, batch: int = 8, tokens: int = 512) -> 
     """An encoder and a decoder; by default T5 small, with a target a quarter as long."""
     from transformers import T5Config, T5ForConditionalGeneration
 
-    config = T5Config(
-        d_model=width,
-        d_kv=width // 8,
-        d_ff=4 * width,
-        num_layers=layers,
-        decoder_start_token_id=0,
-        use_cache=False,
-    )
+    settings: dict[str, Any] = {
+        "d_model": width,
+        "d_kv": width // 8,
+        "d_ff": 4 * width,
+        "num_layers": layers,
+        "decoder_start_token_id": 0,
+        "use_cache": False,
+    }
+    config = T5Config(**settings)
     given = torch.randint(config.vocab_size, (batch, tokens))
     wanted = torch.randint(config.vocab_size, (batch, tokens // 4))
     model = T5ForConditionalGeneration(config).train()
@@ -85,14 +87,14 @@ def resnet50(batch: int = 32, side: int = 224) -> Step:
     """ResNet-50 with its usual sizes."""
     from transformers import ResNetConfig, ResNetForImageClassification
 
-    return _images(ResNetForImageClassification(ResNetConfig(num_labels=1000)), batch, side)
+    return _images(ResNetForImageClassification(ResNetConfig(**CLASSES)), batch, side)
 
 
 def swin(batch: int = 16, side: int = 224, depths: tuple[int, ...] = (2, 2, 6, 2)) -> Step:
     """A Swin transformer; by default the tiny one (28 million parameters)."""
     from transformers import SwinConfig, SwinForImageClassification
 
-    config = SwinConfig(image_size=side, depths=list(depths), num_labels=1000)
+    config = SwinConfig(image_size=side, depths=list(depths), **CLASSES)
     return _images(SwinForImageClassification(config), batch, side)
 
 
@@ -100,7 +102,7 @@ def mobilenet_v2(batch: int = 32, side: int = 224) -> Step:
     """MobileNetV2 with its usual sizes."""
     from transformers import MobileNetV2Config, MobileNetV2ForImageClassification
 
-    config = MobileNetV2Config(image_size=side, num_labels=1000)
+    config = MobileNetV2Config(image_size=side, **CLASSES)
     return _images(MobileNetV2ForImageClassification(config), batch, side)
 
 
@@ -109,7 +111,7 @@ def unet(widths: tuple[int, ...] = (128, 256, 384, 512), batch: int = 8, side: i
     from diffusers import UNet2DModel
 
     plain = len(widths) - 2
-    model = UNet2DModel(  # type: ignore[no-untyped-call]
+    model: Any = UNet2DModel(  # type: ignore[no-untyped-call]
         sample_size=side,
         layers_per_block=2,
         block_out_channels=widths,
