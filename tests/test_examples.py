@@ -63,8 +63,8 @@ def test_the_benchmark_writes_its_tables(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_densenet_holds_what_was_predicted(tmp_path: Path) -> None:
-    small = ("--layers", "2", "3", "--growth", "4", "--side", "32", "--cache-dir", str(tmp_path))
-    done = run("densenet.py", *small)
+    small = ("--layers", "2", "3", "--growth", "8", "--batch", "8")
+    done = run("densenet.py", *small, "--cache-dir", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     steps = [line for line in done.stdout.splitlines() if line.startswith("step ")]
     assert len(steps) == 2
