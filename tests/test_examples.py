@@ -1,6 +1,7 @@
 """The examples run, on models small enough for a test."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -58,3 +59,15 @@ def test_the_benchmark_writes_its_tables(tmp_path: Path) -> None:
     assert [row.split("|")[2].strip() for row in rows] == ["0.5", "0.3", ""]
     assert all("differ " not in row for row in rows)
     assert "OVER BUDGET" not in text
+
+
+@pytest.mark.slow
+def test_the_densenet_holds_what_was_predicted(tmp_path: Path) -> None:
+    small = ("--layers", "2", "3", "--growth", "8", "--batch", "8")
+    done = run("densenet.py", *small, "--cache-dir", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    steps = [line for line in done.stdout.splitlines() if line.startswith("step ")]
+    assert len(steps) == 2
+    for line in steps:
+        predicted, measured = re.findall(r"\d[\d,]{3,}", line)
+        assert predicted == measured
