@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._pytree import tree_leaves
 
 from fxremat.errors import UnsupportedGraphError
 from fxremat.passes.joint import source_of, target_name
@@ -66,7 +67,8 @@ def _refuse_in(graph: fx.Graph) -> None:
                     "x.copy_(torch.randn_like(x))), or call .contiguous() before."
                 )
                 raise _refusal(node, why)
-        if _is_expanded(_tensor(node)) or any(_views(node, each) for each in shared):
+        behind = (each for each in node.all_input_nodes if each in shared)
+        if _is_expanded(_tensor(node)) or any(_views(node, each) for each in behind):
             shared.add(node)
 
 
@@ -89,11 +91,14 @@ def _is_expanded(value: torch.Tensor | None) -> bool:
 
 
 def _views(node: fx.Node, other: fx.Node) -> bool:
-    """Is a node's result a view of another node that it takes?"""
-    one, two = _tensor(node), _tensor(other)
-    if one is None or two is None or other not in node.all_input_nodes:
-        return False
-    return bool(one.untyped_storage()._cdata == two.untyped_storage()._cdata)
+    """Does a node's result, or a part of it (``unbind``), share memory with that of another?"""
+    return not _storages(node).isdisjoint(_storages(other))
+
+
+def _storages(node: fx.Node) -> set[int]:
+    values = tree_leaves(node.meta.get("example_value"))
+    tensors = (v for v in values if isinstance(v, torch.Tensor) and v.layout is torch.strided)
+    return {tensor.untyped_storage()._cdata for tensor in tensors}
 
 
 def _name(node: fx.Node) -> str:

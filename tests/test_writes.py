@@ -50,6 +50,8 @@ SHARED: list[Write] = [
     lambda h: h[0].expand(4, 10).zero_(),
     lambda h: torch.broadcast_to(h[0], (4, 10)).fill_(0.9),
     lambda h: h[0].expand(4, 10)[:, 2].fill_(0.9),
+    lambda h: h[0].expand(4, 10).unbind(0)[1].zero_(),
+    lambda h: h[0].expand(4, 10).chunk(2, 1)[0].zero_(),
     set_row,
     add_to_expanded,
 ]
