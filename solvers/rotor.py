@@ -52,11 +52,11 @@ class _Memory:
 
     levels: int
     frontier: Ints
-    inside: npt.NDArray[np.int64]
-    own: npt.NDArray[np.int64]
+    inside: Ints
+    own: Ints
     passed: Ints
     forward: int
-    way: npt.NDArray[np.int64]
+    way: Ints
 
 
 def _memory(problem: RematProblem, chain: Chain) -> _Memory:
@@ -248,7 +248,7 @@ def rotor_schedule(problem: RematProblem, budget_bytes: int) -> Schedule | None:
     found: dict[int, tuple[int, Schedule] | None] = {}
 
     def fits(index: int) -> bool:
-        """Is there a schedule at this level within the budget? The cheaper one is noted."""
+        """Is there a schedule at this level within the budget? It is noted."""
         if index not in found:
             found[index] = _cheapest(problem, table, levels[index], budget_bytes)
         return found[index] is not None
@@ -281,7 +281,7 @@ def rotor(problem: RematProblem, budget_bytes: int, *, time_limit_s: float) -> S
     Args:
         problem: The step.
         budget_bytes: The budget, resident bytes included. [bytes]
-        time_limit_s: Not needed. [s]
+        time_limit_s: Not looked at; a chain of 300 blocks takes some seconds for its table. [s]
 
     Returns:
         The schedule, without a bound.
