@@ -206,6 +206,7 @@ def _account(
             flight_bytes += storages[g].size_bytes
     live: list[int] = []
     level = problem.resident_bytes + (problem.in_flight - 1) * flight_bytes
+    change[entry + 1] += problem.beside_bytes(flight_bytes) - (problem.in_flight - 1) * flight_bytes
     for time in range(end + 1):
         level += change[time]
         live.append(level + transient[time])
