@@ -26,6 +26,7 @@ except ImportError as error:  # pragma: no cover - depends on the release of tor
 
 from fxremat.errors import UnsupportedGraphError
 from fxremat.passes.tracing import keeps_graph
+from fxremat.passes.unchecked import let_go
 
 _DEPTH = 32  # views between an output and the node that made it
 
@@ -99,8 +100,11 @@ class _Turn:
                 "Remedy: add the losses up and call backward once, or say retain_graph=True in the "
                 "first."
             )
-        self.watcher.turns(self.reference(), tangents)
+        context = self.reference()
+        self.watcher.turns(context, tangents)
         self.freed = not keeps_graph()
+        if self.freed:
+            let_go(context)
 
 
 def _nodes(values: Iterable[Any]) -> list[BackwardCFunction]:
