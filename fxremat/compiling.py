@@ -10,6 +10,7 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 
 from fxremat.errors import CaptureError, UnsupportedGraphError
+from fxremat.passes.aliases import input_name
 from fxremat.passes.contexts import watched
 from fxremat.passes.cublas import cublas_bytes
 from fxremat.passes.leaves import refuse_visible
@@ -73,6 +74,8 @@ class Backend:
         trace.places = places(graph)
         trace.sizes = sizes_of(trace.places, inputs)
         trace.num_inputs = len(inputs)
+        placeholders = graph.graph.find_nodes(op="placeholder")
+        trace.inputs = list(zip(map(input_name, placeholders), inputs, strict=True))
         trace.leaves = frozenset(
             i for i, v in enumerate(inputs) if isinstance(v, torch.Tensor) and v.is_leaf
         )
@@ -83,8 +86,10 @@ class Backend:
         with compiling(), plain_recurrence(graph.graph), whole_resampling(wanted=eager):
             if options.executor == "inductor":
                 code = compile_and_try(graph, inputs, trace, _identity(options))
-                return watched(code, trace)
-            return watched(self.compile(graph, inputs, trace), trace)
+            else:
+                code = self.compile(graph, inputs, trace)
+        trace.inputs = ()
+        return watched(code, trace)
 
     def around(self, device: torch.device, inputs: Sequence[Any], frame: int) -> tuple[int, Piece]:
         """What is held while a graph runs, and what of it is not the graph's own. [bytes]"""

@@ -11,6 +11,7 @@ from torch import fx
 
 from fxremat.budget import Budget
 from fxremat.errors import UnsupportedGraphError
+from fxremat.passes.aliases import MARK, Aliases, aliases_of
 from fxremat.passes.boxed import Boxed, boxed, dispatching, leaving_out
 from fxremat.passes.contexts import checkpointed
 from fxremat.passes.ends import ends_of
@@ -109,6 +110,8 @@ class Trace:
         self.writes = False  # the step writes to inputs
         self.written: frozenset[int] | None = None  # inputs that the step writes to
         self.num_inputs = 0
+        self.inputs: Sequence[tuple[str, Any]] = ()  # what it is traced with, while it is
+        self.aliases = Aliases()
         self.leaves: frozenset[int] = frozenset()  # inputs that others have not computed
         self.shared = Shared()
         self.mkldnn = mkldnn_enabled()  # as the step will find it
@@ -158,6 +161,7 @@ class Trace:
         """Remember what calls and backwards have to know of the joint graph's ends."""
         self.reach = reach_of(joint)
         self.writes = bool(joint.mutated)
+        self.aliases = aliases_of(joint, self.inputs, self.session.name)
         primals = primals_of(joint)
         if len(primals) == self.num_inputs:  # else AOTAutograd has merged or split some
             self.written = frozenset(i for i, n in enumerate(primals) if n.name in joint.mutated)
@@ -222,8 +226,9 @@ class Trace:
         Raises:
             InfeasibleBudgetError: Its sizes do not fit into the budget.
             UnsupportedGraphError: What the forward writes would be written once where eager
-                writes it twice.
+                writes it twice, or shares memory with other inputs than when it was traced.
         """
+        self.aliases.check(self.session.name, args, self._saved())
         if self.writes and torch.is_grad_enabled() and checkpointed():
             raise UnsupportedGraphError(CHECKPOINTED.format(name=self.session.name))
         if self.symbolic is not None:
@@ -234,6 +239,13 @@ class Trace:
             value.detach() if place in self.untouched and isinstance(value, torch.Tensor) else value
             for place, value in enumerate(args)
         ]
+
+    def unchecked(self, args: Sequence[Any]) -> Sequence[torch.Tensor]:
+        """What autograd saves of a call's inputs without a look at their versions."""
+        return self.aliases.unchecked(args, self._saved())
+
+    def _saved(self) -> Sequence[str]:
+        return self.graphs.saved if self.graphs is not None else ()
 
     def _meet(self, sizes: Sizes, args: Sequence[Any]) -> None:
         """Put what is planned for some sizes in its place."""
@@ -362,16 +374,15 @@ class Trace:
         if self.record is None or self.graphs is None:
             return
         mine = self.graphs.backward if backward else self.graphs.forward
-        unchecked = any(
-            node.meta.get("saved_tensor_with_no_vc_check")
-            for node in mine.graph.find_nodes(op="placeholder")
-        )
+        unchecked = any(node.meta.get(MARK) for node in mine.graph.find_nodes(op="placeholder"))
         if unchecked or ends_of_code(module) != ends_of_code(mine):
             self.swappable, self.record.adopt = False, None
 
     def inference_compiler(self, module: fx.GraphModule, _inputs: object) -> Boxed:
         """AOTAutograd's compiler of graphs without a backward."""
         code = boxed(module)
+        joint = joint_of(module, ends_of_code(module)[1])
+        self.aliases = aliases_of(joint, self.inputs, self.session.name)
 
         def choose() -> Boxed:
             self.mark()

@@ -26,7 +26,13 @@ except ImportError as error:  # pragma: no cover - depends on the release of tor
 
 from fxremat.errors import UnsupportedGraphError
 from fxremat.passes.tracing import keeps_graph
+from fxremat.passes.unchecked import let_go
 
+WRITTEN = (
+    "memory of an argument, parameter or buffer that the backward reads has been written since the "
+    "forward, or other memory of the same storage; eager raises there as well.\n"
+    "Remedy: write after the backward, or give what is written memory of its own: clone() it."
+)
 _DEPTH = 32  # views between an output and the node that made it
 
 
@@ -35,6 +41,9 @@ class Watcher(Protocol):
 
     def coming(self, args: Sequence[Any]) -> Sequence[Any]:
         """A forward is about to run; what to run it with."""
+
+    def unchecked(self, args: Sequence[Any]) -> Sequence[torch.Tensor]:
+        """What autograd saves of a forward's inputs without a look at their versions."""
 
     def passed(self, args: Sequence[Any], outputs: Sequence[Any], context: object) -> None:
         """A forward has run; without a backward its context is None."""
@@ -70,7 +79,9 @@ def watched(compiled: Callable[..., Any], watcher: Watcher) -> Callable[..., Any
         context = next((n for n in found if id(n) not in before), None)
         watcher.passed(args, returned, context)
         if context is not None:
-            turn = _Turn(watcher, weakref.ref(context))  # the node holds its hooks
+            # The node holds its hooks. Detached tensors share their version with the original.
+            kept = [(t.detach(), t._version) for t in watcher.unchecked(args)]
+            turn = _Turn(watcher, weakref.ref(context), kept)
             context.register_prehook(turn)
         return outputs
 
@@ -81,8 +92,13 @@ def watched(compiled: Callable[..., Any], watcher: Watcher) -> Callable[..., Any
 class _Turn:
     """The hook of one forward: runs when its backward starts."""
 
-    def __init__(self, watcher: Watcher, reference: "weakref.ref[Any]") -> None:
-        self.watcher, self.reference = watcher, reference
+    def __init__(
+        self,
+        watcher: Watcher,
+        reference: "weakref.ref[Any]",
+        kept: list[tuple[torch.Tensor, int]],
+    ) -> None:
+        self.watcher, self.reference, self.kept = watcher, reference, kept
         self.freed = False  # what it had saved is gone
 
     def __call__(self, tangents: Sequence[object]) -> None:
@@ -99,8 +115,14 @@ class _Turn:
                 "Remedy: add the losses up and call backward once, or say retain_graph=True in the "
                 "first."
             )
-        self.watcher.turns(self.reference(), tangents)
+        if any(tensor._version != version for tensor, version in self.kept):
+            raise UnsupportedGraphError(WRITTEN)
+        context = self.reference()
+        self.watcher.turns(context, tangents)
         self.freed = not keeps_graph()
+        if self.freed:
+            let_go(context)
+            self.kept = []
 
 
 def _nodes(values: Iterable[Any]) -> list[BackwardCFunction]:
