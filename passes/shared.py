@@ -155,7 +155,10 @@ def _refuse_overlap(node: torch.fx.Node, value: torch.Tensor) -> None:
 
 
 def _storage_of(value: torch.Tensor) -> int:
-    return value.untyped_storage()._cdata if value.layout is torch.strided else -1
+    """The storage of a tensor; -1 for those without one of their own, as inside of a vmap."""
+    if value.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(value):
+        return -1
+    return value.untyped_storage()._cdata
 
 
 _SCATTERS = ("slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter")
