@@ -158,7 +158,8 @@ def _storage_of(value: torch.Tensor) -> int:
     """The storage of a tensor; -1 for those without one of their own, as inside of a vmap."""
     if value.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(value):
         return -1
-    return value.untyped_storage()._cdata
+    address: int = value.untyped_storage()._cdata
+    return address
 
 
 _SCATTERS = ("slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter")
