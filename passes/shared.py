@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from fxremat.errors import UnsupportedGraphError
 from fxremat.passes.joint import Joint, source_of, target_name
+from fxremat.passes.unsized import unsized
 
 
 @dataclass(frozen=True)
@@ -98,15 +99,7 @@ def _refuse_symbolic(value: torch.Tensor) -> None:
 
 def _refuse_unknown_size(node: torch.fx.Node, value: object) -> None:
     if isinstance(value, torch.Tensor) and free_unbacked_symbols(value):
-        line = source_of(node) or "an unknown line"
-        raise UnsupportedGraphError(
-            f"the size of the output {node.name!r} at {line} depends on values that only the step "
-            "knows.\nRemedy: return something of a fixed size, such as a mask or a sum, or compute "
-            "it outside of the optimised callable.",
-            node.name,
-            target_name(node),
-            source_of(node),
-        )
+        raise unsized(node, value)
 
 
 def _refuse_cut_off(node: torch.fx.Node, value: torch.Tensor) -> None:
