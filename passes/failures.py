@@ -59,6 +59,14 @@ class Known(NamedTuple):
 
 
 _OUTSIDE = "do that outside of the optimised callable"
+_DRAW = "draw with torch, or draw before the call and pass the numbers"
+_STATE = "leave it out, or do it before the call"
+_CAUSAL = Known(
+    "nn/modules/transformer.py",
+    "nn.Transformer looks at the values of a mask to see whether it is causal",
+    "say whether it is: tgt_is_causal=True for a causal tgt_mask, src_is_causal= for a src_mask, "
+    "is_causal= of an encoder; False for any other mask",
+)
 _KNOWN = tuple(
     Known(*each)
     for each in (
@@ -90,13 +98,31 @@ _KNOWN = tuple(
         ),
         (
             "generator=",
-            "it draws from a generator of its own, which cannot be put back",
-            "draw from the default generator, or draw before and pass the numbers",
+            "it is given a generator, which cannot be put back",
+            "leave out generator=, so that it draws from the default generator, or draw before "
+            "and pass the numbers",
         ),
         (
             "manual_seed",
             "it seeds the generators",
             "seed before the call",
+        ),
+        *((sign, "it draws with Python's random", _DRAW) for sign in (".Random.", "`Random.")),
+        *(
+            (sign, "it reads or sets the state of torch's generators", _STATE)
+            for sign in ("`get_rng_state`", "`set_rng_state`", "fork_rng", "initial_seed")
+        ),
+        (
+            "`checkpoint_sequential`",
+            "torch.utils.checkpoint.checkpoint_sequential cannot be traced",
+            "leave it out, since the plan decides what is kept, or checkpoint each part with "
+            "torch.utils.checkpoint.checkpoint(part, x, use_reentrant=False)",
+        ),
+        (
+            "aten._ctc_loss",
+            "how much a CTC loss holds depends on values that only the step knows, however the "
+            "lengths are passed",
+            "compute that loss outside of the optimised callable, and name its bytes with reserve=",
         ),
         (
             "Data-dependent branching",
@@ -143,7 +169,8 @@ def explain(error: TorchDynamoException) -> str:
         )
     if "torch/nn/parallel/distributed.py" in stack:
         return f"the model could not be traced to one graph: {HINT}{where}"
-    known = _known(f"{head}{where}")
+    causal = _CAUSAL.sign in stack and "data-dependent expression" in head
+    known = _CAUSAL if causal else _known(f"{head}{where}")
     if known is not None:
         words, remedy = known.words, known.remedy
         return f"the model could not be traced to one graph: {words}{where}\nRemedy: {remedy}."

@@ -4,6 +4,9 @@ Floats are random, since some kernels take other paths for zeros. Integers are z
 valid index into anything; where an operator is known to take indices they are spread over the valid
 range, since a scatter that always hits one place is not as fast as a real one.
 
+Some operators hold more or less inside themselves, depending on values: a mask that stands in an
+index list becomes a list of its true places. Those get the values with which they hold the most.
+
 Nothing here draws from torch's own generators.
 """
 
@@ -14,9 +17,11 @@ import torch
 
 from fxremat.passes.opcall import TensorSpec
 
-Bounds = dict[tuple[int, ...], int]  # place in the arguments -> index below which values are valid
+Bounds = dict[tuple[int, ...], int]
+"""Place in the arguments -> index below which values are valid; of a mask, how many are true."""
 
 ONES = -1  # in place of a bound: every value is one
+DISTINCT = -2  # in place of a bound: no value comes twice
 
 _TILE = 1 << 16  # values that are really drawn; larger tensors repeat them, which is much faster
 _SEED = 20
@@ -37,11 +42,37 @@ def _along(args: tuple[object, ...]) -> Bounds:
 
 
 def _fancy(args: tuple[object, ...]) -> Bounds:
-    """(self, indices, ...) with one index tensor or None for each leading dimension."""
+    """(self, indices, values, ...) with one index tensor, mask or None after the other."""
     spec, indices = args[0], args[1]
-    if isinstance(spec, TensorSpec) and isinstance(indices, (list, tuple)):
-        return {(1, d): spec.shape[d] for d in range(min(len(indices), len(spec.shape)))}
-    return {}
+    if not isinstance(spec, TensorSpec) or not isinstance(indices, (list, tuple)):
+        return {}
+    found: Bounds = {}
+    dim = 0  # of ``spec``; a mask stands for as many as it has itself
+    for place, index in enumerate(indices):
+        mask = isinstance(index, TensorSpec) and index.dtype in (torch.bool, torch.uint8)
+        if mask and isinstance(index, TensorSpec):
+            dim += len(index.shape)
+            found[(1, place)] = _trues(index, len(spec.shape) - dim, args)
+        else:
+            found[(1, place)] = spec.shape[dim] if dim < len(spec.shape) else 0
+            dim += 1
+    return found
+
+
+def _trues(mask: TensorSpec, behind: int, args: tuple[object, ...]) -> int:
+    """How many elements of a mask can be true at most: all, unless values for each are given.
+
+    Args:
+        mask: It stands in an index list.
+        behind: Dimensions of ``self`` behind those of the mask.
+        args: (self, indices, values, ...), or without values.
+    """
+    values = args[2] if len(args) > 2 else None
+    if mask.dtype == torch.bool and isinstance(values, TensorSpec) and len(values.shape) > behind:
+        count = values.shape[-behind - 1]
+        if count != 1:
+            return count
+    return ONES
 
 
 def _classes(scores: int) -> Callable[[tuple[object, ...]], Bounds]:
@@ -98,6 +129,8 @@ _BOUNDS: dict[str, Callable[[tuple[object, ...]], Bounds]] = {
         ),
         _fancy,
     ),
+    "aten::nonzero_static": lambda args: {(0,): ONES},
+    "aten::isin": lambda args: {(0,): DISTINCT, (1,): DISTINCT},  # it sorts the distinct ones
     "aten::nll_loss_forward": _classes(0),
     "aten::nll_loss2d_forward": _classes(0),
     "aten::nll_loss_backward": _classes(1),
@@ -154,6 +187,16 @@ def make_tensor(
 
 def _fill(flat: torch.Tensor, bound: int | None, *, positive: bool) -> None:
     """Write values, a tile of random ones over and over."""
+    if bound == ONES:
+        flat.fill_(1)
+        return
+    if bound == DISTINCT:
+        flat.copy_(torch.arange(flat.numel(), device=flat.device))
+        return
+    if flat.dtype == torch.bool and bound is not None:
+        flat[:bound] = True
+        flat[bound:] = False
+        return
     count = min(_TILE, flat.numel())
     source = torch.Generator("cpu").manual_seed(_SEED)
     if flat.dtype == torch.bool:
@@ -165,7 +208,7 @@ def _fill(flat: torch.Tensor, bound: int | None, *, positive: bool) -> None:
     elif bound is not None and bound > 1:
         tile = torch.randint(bound, (count,), generator=source, device="cpu")
     else:
-        flat.fill_(1 if bound == ONES else 0)
+        flat.fill_(0)
         return
     tile = tile.to(device=flat.device, dtype=flat.dtype)
     whole = flat.numel() // count * count

@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from fxremat.errors import UnsupportedGraphError
 from fxremat.passes.joint import Joint, source_of, target_name
+from fxremat.passes.unsized import unsized
 
 
 @dataclass(frozen=True)
@@ -98,15 +99,7 @@ def _refuse_symbolic(value: torch.Tensor) -> None:
 
 def _refuse_unknown_size(node: torch.fx.Node, value: object) -> None:
     if isinstance(value, torch.Tensor) and free_unbacked_symbols(value):
-        line = source_of(node) or "an unknown line"
-        raise UnsupportedGraphError(
-            f"the size of the output {node.name!r} at {line} depends on values that only the step "
-            "knows.\nRemedy: return something of a fixed size, such as a mask or a sum, or compute "
-            "it outside of the optimised callable.",
-            node.name,
-            target_name(node),
-            source_of(node),
-        )
+        raise unsized(node, value)
 
 
 def _refuse_cut_off(node: torch.fx.Node, value: torch.Tensor) -> None:
@@ -155,7 +148,11 @@ def _refuse_overlap(node: torch.fx.Node, value: torch.Tensor) -> None:
 
 
 def _storage_of(value: torch.Tensor) -> int:
-    return value.untyped_storage()._cdata if value.layout is torch.strided else -1
+    """The storage of a tensor; -1 for those without one of their own, as inside of a vmap."""
+    if value.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(value):
+        return -1
+    address: int = value.untyped_storage()._cdata
+    return address
 
 
 _SCATTERS = ("slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter")

@@ -15,6 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from fxremat.errors import UnsupportedGraphError
 from fxremat.passes.joint import Joint, is_tangent, source_of, target_name, tensors_of
+from fxremat.passes.unsized import unsized
 
 
 @dataclass(frozen=True)
@@ -95,15 +96,25 @@ def _twin_behind(node: fx.Node, of: Mapping[str, tuple[int, ...]], twins: set[in
 
 def _storage(node: fx.Node, tensor: torch.Tensor) -> torch.UntypedStorage:
     if tensor.layout is not torch.strided:
-        raise UnsupportedGraphError(
-            f"{node.name!r} ({target_name(node)}) is a tensor of layout {tensor.layout} at "
-            f"{source_of(node) or 'an unknown line'}; fxremat plans strided tensors only. "
-            "Compute that value outside the optimised module.",
-            node.name,
-            target_name(node),
-            source_of(node),
-        )
+        raise _not_strided(node, tensor)
     return tensor.untyped_storage()
+
+
+def _not_strided(node: fx.Node, tensor: torch.Tensor) -> UnsupportedGraphError:
+    line = source_of(node) or "an unknown line"
+    of_forward = node.meta.get("fwd_source_fn_stack") or ()  # only nodes of a backward have it
+    if any("embedding" in str(each).lower() for each in of_forward):
+        words = f"the gradient of an embedding at {line} is a sparse tensor ({tensor.layout})"
+        remedy = "say sparse=False to that nn.Embedding or nn.EmbeddingBag"
+    else:
+        words = f"{node.name!r} ({target_name(node)}) at {line} is a tensor of {tensor.layout}"
+        remedy = "compute that value outside of the optimised callable"
+    return UnsupportedGraphError(
+        f"{words}, and plans know strided tensors only.\nRemedy: {remedy}.",
+        node.name,
+        target_name(node),
+        source_of(node),
+    )
 
 
 def _masked_out(node: fx.Node) -> set[int]:
@@ -151,15 +162,7 @@ def _size_bytes(node: fx.Node, tensor: torch.Tensor) -> int:
         pairs = zip(tensor.shape, tensor.stride(), strict=True)
         size_bytes = (1 + sum((n - 1) * step for n, step in pairs)) * tensor.element_size()
     if not isinstance(size_bytes, int):
-        raise UnsupportedGraphError(
-            f"the size of {node.name!r} ({target_name(node)}) at "
-            f"{source_of(node) or 'an unknown line'} is {size_bytes}, which is not known "
-            "before the "
-            "step runs. Pass a fixed size or compute it outside the optimised module.",
-            node.name,
-            target_name(node),
-            source_of(node),
-        )
+        raise unsized(node, tensor)
     return round_up(size_bytes, tensor.device)
 
 
@@ -177,11 +180,11 @@ def _check_tuples(joint: Joint, creates: dict[str, tuple[int, ...]]) -> None:
     """Parts of a result belong to the node that returns it: ``getitem`` allocates nothing."""
     for node in joint.graph.nodes:
         if node.target is operator.getitem and creates[node.name]:
+            line = source_of(node) or "an unknown line"
             raise UnsupportedGraphError(
-                f"{node.name!r} at {source_of(node) or 'an unknown line'} reads a part of "
-                f"{node.args[0]!s} that is not among its storages; this trace has lost its "
-                "aliases, as happens where a marked region (torch.compiler.nested_compile_region) "
-                "is called more than once.\nRemedy: take the mark away; a plan needs no regions.",
+                "a region that is marked with torch.compiler.nested_compile_region is called more "
+                f"than once (at {line}), and torch's trace does not say what of the later calls "
+                "shares memory.\nRemedy: take the mark away; a plan needs no regions.",
                 node.name,
                 target_name(node),
                 source_of(node),

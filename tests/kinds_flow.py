@@ -62,7 +62,50 @@ def scanned_associatively() -> Made:
         total = associative_scan(lambda a, b: a * b, x.sigmoid(), 0, combine_mode="generic")
         return total.exp()
 
-    return step, (leaf(8, 6),)
+    return step, (leaf(5, 6),)
+
+
+def rows_of_a_vmap() -> Made:
+    layer = nn.Linear(6, 6)
+
+    def step(x: torch.Tensor, scale: torch.Tensor) -> Any:
+        def one(row: torch.Tensor, factor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            h = layer(row).sin() * factor
+            h[0] = 1.0
+            return functional.dropout(h.exp(), 0.5), row.t()
+
+        first, turned = torch.func.vmap(one, (0, None), randomness="different")(x.tanh(), scale)
+        return first.cos(), turned.exp().sum((0, 1))
+
+    return bound(step, layer), (leaf(5, 3, 6), leaf(6))
+
+
+def ensemble_of_models() -> Made:
+    models = [nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 2)) for _ in range(3)]
+
+    def step(x: torch.Tensor) -> Any:
+        stacked = {
+            name: torch.stack([dict(model.named_parameters())[name] for model in models])
+            for name, _ in models[0].named_parameters()
+        }
+
+        def one(parameters: dict[str, torch.Tensor]) -> Any:
+            return torch.func.functional_call(models[0], parameters, (x,))
+
+        return torch.func.vmap(one)(stacked).sin()
+
+    return bound(step, *models), (leaf(5, 6),)
+
+
+def gradients_of_each_sample() -> Made:
+    def step(x: torch.Tensor, weight: torch.Tensor) -> Any:
+        def loss(weight: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+            return (row @ weight).sin().square().sum()
+
+        each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weight, x)
+        return each.tanh(), torch.func.jvp(torch.sin, (x,), (torch.ones_like(x),))[1].exp()
+
+    return step, (leaf(5, 6), leaf(6, 6))
 
 
 def flexible_attention() -> Made:
@@ -218,7 +261,8 @@ def gathered_and_scattered() -> Made:
 
 
 HOLD = (
-    loop_on_data, scanned_associatively, number_read, branch_on_shapes, ties_in_order,
+    loop_on_data, scanned_associatively, rows_of_a_vmap, ensemble_of_models,
+    gradients_of_each_sample, number_read, branch_on_shapes, ties_in_order,
     ties_in_extremes, experts_by_index, gathered_and_scattered,
 )  # fmt: skip
 AS_TRACED: tuple[Make, ...] = ()

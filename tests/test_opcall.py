@@ -101,3 +101,50 @@ def test_indices_are_valid_and_spread(call: OpCall, place: tuple[int, ...], boun
     assert made.min() >= 0
     assert bound > int(made.max()) > bound // 2
     assert not measure_costs([call], limit_s=0.5).guessed
+
+
+def _put(
+    shape: tuple[int, ...], indices: list[torch.Tensor | None], values: torch.Tensor
+) -> OpCall:
+    return OpCall(aten.index_put.default, (_r(*shape), indices, values))
+
+
+def _mask(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.bool)
+
+
+@pytest.mark.parametrize(
+    ("call", "place", "trues"),
+    [
+        (_put((7, 3), [_mask(7)], _r(3)), (1, 0), 7),
+        (_put((7, 3), [_mask(7)], _r(1, 3)), (1, 0), 7),
+        (_put((7, 3), [_mask(7)], _r(5, 3)), (1, 0), 5),
+        (_put((7, 3, 2), [_mask(7, 3)], _r(2)), (1, 0), 21),
+        (_put((7, 3, 2), [_mask(7, 3)], _r(11, 2)), (1, 0), 11),
+        (_put((7, 3, 2), [None, _mask(3)], _r(2, 2)), (1, 1), 2),
+        (_put((7, 3), [torch.zeros(1).long(), _mask(3)], _r()), (1, 1), 3),
+        (OpCall(aten.index.Tensor, (_r(7, 3), [_mask(7)])), (1, 0), 7),
+        (OpCall(aten.nonzero_static.default, (_mask(7, 3),), {"size": 5}), (0,), 21),
+        (OpCall(aten.nonzero_static.default, (torch.zeros(7, 3).int(),), {"size": 5}), (0,), 21),
+    ],
+)  # fmt: skip
+def test_masks_that_become_lists_are_as_true_as_can_be(
+    call: OpCall, place: tuple[int, ...], trues: int
+) -> None:
+    spec = concrete(call.args)
+    assert isinstance(spec, tuple)
+    bounds = index_bounds(call.target._schema.name, spec)  # type: ignore[attr-defined]
+    made: object = materialise(spec, bounds, positive=False)
+    for step in place:
+        assert isinstance(made, (list, tuple))
+        made = made[step]
+    assert isinstance(made, torch.Tensor)
+    assert int(made.count_nonzero()) == trues
+    assert not measure_costs([call], limit_s=0.5).guessed
+
+
+def test_an_index_behind_a_mask_counts_the_dimensions_behind_it() -> None:
+    call = _put((7, 3, 5), [_mask(7, 3), torch.zeros(1).long()], _r())
+    spec = concrete(call.args)
+    assert isinstance(spec, tuple)
+    assert index_bounds("aten::index_put", spec)[(1, 1)] == 5

@@ -120,7 +120,7 @@ def subclass() -> tuple[Any, tuple[Any, ...]]:
     ("case", "remedy"),
     [
         (branching, "torch.where"),
-        (chosen_rows, "fixed size"),
+        (chosen_rows, "torch.where"),
         (sized_by_a_value, "fixed size"),
         (own_generator, "default generator"),
         (seeded, "seed before"),

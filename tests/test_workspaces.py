@@ -1,13 +1,16 @@
 """What operators hold inside themselves, to the byte, against the peak of a fresh call."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
+import fxremat
 from fxremat.costtable import CostTable
 from fxremat.passes.costs import OpCall, cost_key, measure_costs
 from fxremat.passes.meter import measure_peak
+from tests.steps import CACHE
 
 aten = torch.ops.aten
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -140,6 +143,133 @@ def test_the_table_says_what_it_was_measured_on(measured: CostTable) -> None:
     assert measured.device
     assert list(measured) == [cost_key(call) for call in CALLS.values()]
     assert not measured.guessed
+
+
+N = 601
+_MASK, _EVERY = torch.zeros(N, dtype=torch.bool), torch.zeros(N, 4, dtype=torch.bool)
+_INDEX = torch.zeros(N).long()
+
+
+def _choosing() -> dict[str, OpCall]:
+    """Operators that hold more or less, depending on masks and integers."""
+    rows, words = _r(N, 4), _r(N, 8)
+    zeros = torch.zeros(N, 4).long()
+    return {
+        "row by a mask": OpCall(aten.index_put.default, (rows, [_MASK], _r(4))),
+        "row added by a mask": OpCall(aten.index_put.default, (rows, [_MASK], _r(4), True)),
+        "rows by a mask": OpCall(aten.index_put.default, (rows, [_MASK], _r(599, 4))),
+        "half numbers by a mask": OpCall(
+            aten.index_put.default, (_r(N).bfloat16(), [_MASK], _r(599).bfloat16())
+        ),
+        "numbers by a mask": OpCall(aten.index_put.default, (rows, [_EVERY], _r(1))),
+        "row by a mask of two dimensions": OpCall(
+            aten.index_put.default, (_r(N, 4, 3), [_EVERY], _r(3))
+        ),
+        "columns by a mask": OpCall(aten.index_put.default, (_r(3, N), [None, _MASK], _r(3, 1))),
+        "by an index": OpCall(aten.index_put.default, (rows, [_INDEX], rows, True)),
+        "masked_scatter": OpCall(aten.masked_scatter.default, (rows, _EVERY, rows)),
+        "masked_fill": OpCall(aten.masked_fill.Scalar, (rows, _EVERY, 0.5)),
+        "nonzero_static": OpCall(aten.nonzero_static.default, (_EVERY,), {"size": 7}),
+        "nonzero_static of integers": OpCall(aten.nonzero_static.default, (zeros,), {"size": 7}),
+        "isin": OpCall(aten.isin.Tensor_Tensor, (zeros, _INDEX)),
+        "scatter_add": OpCall(aten.scatter_add.default, (rows, 0, zeros, rows)),
+        "scatter_reduce": OpCall(aten.scatter_reduce.two, (rows, 0, zeros, rows, "mean")),
+        "index_add": OpCall(aten.index_add.default, (rows, 0, _INDEX, rows)),
+        "embedding_dense_backward": OpCall(
+            aten.embedding_dense_backward.default, (words, _INDEX, N, 3, True)
+        ),
+        "embedding_bag with padding": OpCall(
+            aten._embedding_bag.default,
+            (words, _INDEX, torch.arange(0, N, 5), False, 1, False, None, False, 3),
+        ),
+        "sort": OpCall(aten.sort.default, (_INDEX,)),
+        "kthvalue": OpCall(aten.kthvalue.default, (_INDEX, 5)),
+        "bincount": OpCall(aten.bincount.default, (_INDEX, None, N)),
+    }
+
+
+CHOOSING = _choosing()
+VALUES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "none": torch.zeros_like,
+    "all alike": lambda t: torch.full_like(t, True if t.dtype == torch.bool else N - 1),
+    "all but two": lambda t: (torch.arange(t.numel()).view(t.shape) >= 2).to(t.dtype),
+    "sorted": lambda t: (torch.arange(t.numel()) % N).view(t.shape).to(t.dtype),
+}
+
+
+@pytest.fixture(scope="module")
+def chosen() -> CostTable:
+    return measure_costs(list(CHOOSING.values()), limit_s=6.0)
+
+
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize("name", CHOOSING)
+def test_no_mask_and_no_index_makes_an_operator_hold_more(
+    name: str, values: str, chosen: CostTable
+) -> None:
+    call = CHOOSING[name]
+    given = (torch.bool, torch.int64)
+
+    def filled(value: object) -> object:
+        wanted = isinstance(value, torch.Tensor) and value.dtype in given and value.numel() >= N
+        return VALUES[values](value) if wanted and isinstance(value, torch.Tensor) else value
+
+    args = pytree.tree_map(filled, call.args)
+    results: list[object] = []
+    with torch.no_grad():
+        try:
+            peak = measure_peak(
+                lambda: results.append(call.target(*args, **call.kwargs)), device="cpu"
+            )
+        except RuntimeError as error:
+            assert "shape mismatch" in str(error)  # noqa: PT017  # why: as many as there are values
+            return
+    cost = chosen[cost_key(call)]
+    assert cost_key(call) not in chosen.guessed
+    assert peak.peak_bytes <= _new_bytes(call, results[0]) + cost.workspace_bytes
+
+
+def rows_by_a_mask(h: torch.Tensor, mask: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    h[mask] = value
+    return h
+
+
+def columns_by_a_mask(h: torch.Tensor, mask: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    turned = h.t().contiguous()
+    turned[:, mask] = value[:, None]
+    return turned
+
+
+def rows_added_by_a_mask(h: torch.Tensor, mask: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    return h.index_put((mask,), value, accumulate=True)
+
+
+@pytest.mark.parametrize("put", [rows_by_a_mask, columns_by_a_mask, rows_added_by_a_mask])
+@pytest.mark.parametrize("least", [False, True])
+def test_a_step_holds_its_budget_whatever_a_mask_says(
+    put: Callable[..., torch.Tensor], least: bool
+) -> None:
+    layer, x, value = torch.nn.Linear(4, 4), _r(4001, 4), _r(4)
+    budget: int | str = "100%"
+
+    def loss(mask: torch.Tensor) -> torch.Tensor:
+        return put(layer(x).sin() * 1.0, mask, value).exp().sum()
+
+    if least:
+        with pytest.raises(fxremat.InfeasibleBudgetError) as refused:
+            fxremat.optimize(loss, 1, cache_dir=CACHE)(torch.ones(4001).bool())
+        budget = refused.value.floor_bytes
+    step = fxremat.optimize(loss, budget, cache_dir=CACHE)
+    measured = []
+    for mask in (torch.zeros(4001).bool(), torch.ones(4001).bool()):
+        step(mask).backward()
+        layer.zero_grad()
+        peak = measure_peak(lambda mask=mask: step(mask).backward())  # type: ignore[misc]
+        layer.zero_grad()
+        report = fxremat.report(step)
+        measured.append(peak.peak_bytes + report.resident_bytes)
+        assert measured[-1] <= report.predicted_peak_bytes <= report.budget_bytes
+    assert measured[1] >= measured[0]
 
 
 @pytest.mark.cuda
