@@ -229,6 +229,25 @@ class RematProblem:
 
     def _made(self, reads: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(g for g in reads if self.storages[g].kind is not Kind.PRIMAL)
+    def waiting_bytes(self) -> int:
+        """Gradients of a forward that has run back while another one in flight runs back. [bytes]
+
+        They are in ``.grad``, or wait in autograd when one backward goes through both: then it adds
+        them up one by one, each sum in memory of its own.
+        """
+        made = {g for g in self.gradients if self.storages[g].kind is not Kind.PRIMAL}
+        sizes = [self.storages[g].size_bytes for g in made]
+        return sum(sizes) + max(sizes, default=0)
+
+    def beside_bytes(self, flight_bytes: int) -> int:
+        """Held at most for the other forwards in flight while one runs back. [bytes]
+
+        Args:
+            flight_bytes: Held for each of them that waits for its backward. [bytes]
+        """
+        if self.in_flight == 1:
+            return 0
+        return (self.in_flight - 2) * flight_bytes + max(flight_bytes, self.waiting_bytes)
 
     @cached_property
     def candidates(self) -> tuple[int, ...]:

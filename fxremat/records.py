@@ -1,9 +1,10 @@
 """What is known of each captured graph: its plan, and what it holds while other graphs run."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from fxremat.errors import InfeasibleBudgetError, OverBudgetError
 from fxremat.pieces import Ends
@@ -11,7 +12,7 @@ from fxremat.planning import baseline_peak_bytes, floor_plan
 from fxremat.plans import Plan
 from fxremat.problem import Kind
 from fxremat.reporting import GraphReport, graph_report
-from fxremat.simulate import Schedule, simulate
+from fxremat.simulate import Schedule, Simulation, simulate
 
 _keys: Iterator[int] = itertools.count()
 
@@ -36,6 +37,20 @@ class Piece:
     gradient_bytes: int = 0
     existing_bytes: int = 0
     fixed_bytes: int = 0
+
+
+class Flight(NamedTuple):
+    """A forward that waits for its backward.
+
+    Attributes:
+        call: The number of its call.
+        held_bytes: What it holds. [bytes]
+        waiting_bytes: What its gradients take once it has run back, while others do. [bytes]
+    """
+
+    call: int
+    held_bytes: int
+    waiting_bytes: int
 
 
 UNSPLIT_BYTES = 1 << 20  # c10/cuda/CUDACachingAllocator: a rest up to this stays with its block
@@ -83,7 +98,7 @@ class GraphRecord:
     def replan(self, plan: Plan, piece: Piece) -> None:
         """Take another plan for the same graph."""
         self.plan, self.piece, self._report = plan, piece, None
-        for name in ("held_bytes", "retained_peak_bytes", "flight_bytes"):
+        for name in ("alone", "held_bytes", "retained_peak_bytes", "flight_bytes"):
             self.__dict__.pop(name, None)
 
     def has_room(self, existing_bytes: int) -> bool:
@@ -92,12 +107,41 @@ class GraphRecord:
         return self.plan.peak_bytes + more_bytes <= self.plan.budget_bytes
 
     @cached_property
+    def alone(self) -> Simulation:
+        """The plan's step without other forwards in flight."""
+        return simulate(replace(self.plan.problem, in_flight=1), self.plan.schedule)
+
+    @cached_property
     def flight_bytes(self) -> int:
         """Held by one more forward of this graph that waits for its backward. [bytes]"""
-        problem = self.plan.problem
-        two = simulate(replace(problem, in_flight=2), self.plan.schedule)
-        one = simulate(replace(problem, in_flight=1), self.plan.schedule)
-        return two.peak_bytes - one.peak_bytes
+        two = simulate(replace(self.plan.problem, in_flight=2), self.plan.schedule)
+        return two.entry_bytes - self.alone.entry_bytes
+
+    @property
+    def peaks_bytes(self) -> tuple[int, int]:
+        """Peak up to the entry of the backward, and from there on, with no others. [bytes]"""
+        live, entry = self.alone.live_bytes, len(self.plan.schedule.forward)
+        return max(live[: entry + 1]), max(live[entry + 1 :])
+
+    def peak_beside(self, flights: Collection[Flight]) -> int:
+        """Peak of its step while other forwards wait for their backward. [bytes]
+
+        Each of them runs back before or after it, and leaves its gradients.
+        """
+        forward_bytes, backward_bytes = self.peaks_bytes
+        held_bytes = sum(flight.held_bytes for flight in flights)
+        turned = (held_bytes - each.held_bytes + each.waiting_bytes for each in flights)
+        return max(forward_bytes + held_bytes, backward_bytes + max((held_bytes, *turned)))
+
+    @property
+    def most_in_flight(self) -> int:
+        """How many forwards of this graph alone fit at once."""
+        left_bytes = self.plan.budget_bytes - max(self.peaks_bytes)
+        turned_bytes = self.plan.budget_bytes - self.peaks_bytes[1]
+        turned_bytes -= self.plan.problem.waiting_bytes
+        each_bytes = max(1, self.flight_bytes)
+        others = left_bytes // each_bytes
+        return 1 + max(0, min(others, turned_bytes // each_bytes + 1))
 
     @cached_property
     def held_bytes(self) -> int:
@@ -109,24 +153,40 @@ class GraphRecord:
     @cached_property
     def retained_peak_bytes(self) -> int:
         """Peak of a backward that keeps what was saved, resident bytes included. [bytes]"""
-        return simulate(self.plan.problem, self.plan.schedule, retain_graph=True).peak_bytes
+        problem = replace(self.plan.problem, in_flight=1)
+        return simulate(problem, self.plan.schedule, retain_graph=True).peak_bytes
 
-    def check_retained(self) -> None:
-        """A backward with ``retain_graph=True`` is about to run.
+    def check_backward(self, more_bytes: int, *, keeps_graph: bool) -> None:
+        """A backward is about to run, while others hold so much that its plan does not know of.
 
         Raises:
-            InfeasibleBudgetError: It would pass the budget.
+            InfeasibleBudgetError: It keeps its graph, which would pass the budget.
+            OverBudgetError: What others hold would take it over the budget.
         """
-        if self.retained_peak_bytes > self.plan.budget_bytes:
+        if not keeps_graph and not more_bytes:
+            return
+        peak_bytes = self.retained_peak_bytes if keeps_graph else self.peaks_bytes[1]
+        peak_bytes += more_bytes
+        if peak_bytes <= self.plan.budget_bytes:
+            return
+        if keeps_graph:
             raise InfeasibleBudgetError(
                 f"backward(retain_graph=True) keeps every saved value until it ends: that takes "
-                f"{self.retained_peak_bytes:,} bytes, more than the budget of "
-                f"{self.plan.budget_bytes:,} bytes. Raise the budget to "
-                f"{self.retained_peak_bytes:,} "
-                "bytes, or let the backward free the graph.",
+                f"{peak_bytes:,} bytes, more than the budget of {self.plan.budget_bytes:,} bytes. "
+                f"Raise the budget to {peak_bytes:,} bytes, or let the backward free the graph.",
                 self.plan.budget_bytes,
-                self.retained_peak_bytes,
+                peak_bytes,
             )
+        raise OverBudgetError(
+            f"{more_bytes:,} bytes are held as this backward starts that its plan does not know "
+            "of: gradients that are there since its forward (of another backward in between, or of "
+            "an earlier one through the same graph), and forwards that wait. With them it would "
+            f"hold {peak_bytes:,} bytes, above the budget of {self.plan.budget_bytes:,} bytes. "
+            f"Raise the budget to {peak_bytes:,} bytes, say gradients='held', or free those "
+            "gradients first.",
+            peak_bytes,
+            self.plan.budget_bytes,
+        )
 
     def check_entry(self, held_bytes: int) -> None:
         """A backward is about to run on a device that holds so many bytes.

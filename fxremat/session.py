@@ -4,7 +4,7 @@ import gc
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from fxremat.budget import format_bytes
 from fxremat.errors import FxrematError, InfeasibleBudgetError, OverBudgetError
 from fxremat.options import Options
 from fxremat.plans import Plan
-from fxremat.records import GraphRecord
+from fxremat.records import Flight, GraphRecord
 from fxremat.reporting import RematReport, remat_report
 from fxremat.together import Call, Seen, Together, together
 
@@ -32,8 +32,8 @@ class Session:
         on_inputs: Told the names and values of a graph's inputs before it first runs.
         started_s: When the trace in progress began. [s]
         alone: Nobody else's tensors are on the device, so what it holds can be compared.
-        waiting: Autograd nodes of forwards whose backward has not run -> the number of their call,
-            and what they hold. [bytes]
+        waiting: Autograd nodes of forwards whose backward has not run.
+        find_gradients: Bytes of the gradients that exist now; 0 where nobody can tell. [bytes]
     """
 
     options: Options
@@ -49,9 +49,10 @@ class Session:
     alone: bool = True
     here: threading.local = field(default_factory=threading.local)  # this thread's call
     number: int = 0  # of the call
-    waiting: "weakref.WeakKeyDictionary[Any, tuple[int, int]]" = field(
+    waiting: "weakref.WeakKeyDictionary[Any, Flight]" = field(
         default_factory=weakref.WeakKeyDictionary
     )
+    find_gradients: Callable[[], int] = lambda: 0
 
     @property
     def shares(self) -> bool:
@@ -87,9 +88,20 @@ class Session:
         self.call = Call(existing_bytes=existing_bytes)
         self.number += 1
 
-    def turn(self, context: object, *, keeps_graph: bool) -> None:
-        """A backward starts; unless the graph is kept, its forward waits no more."""
+    def turn(self, context: object, record: GraphRecord | None, *, keeps_graph: bool) -> None:
+        """A backward starts; unless the graph is kept, its forward waits no more.
+
+        Raises:
+            InfeasibleBudgetError: It keeps its graph, for which there is no room.
+            OverBudgetError: There is no room beside gradients that came since the forward.
+        """
         self.turned = True
+        flight = self.waiting.get(context)
+        if record is not None and len(self.ran) == 1:  # what pieces hold is planned otherwise
+            own = self.number if flight is None else flight.call
+            held_bytes = sum(f.held_bytes for f in self.waiting.values() if f.call != own)
+            more_bytes = max(0, self.find_gradients() - record.piece.existing_bytes)
+            record.check_backward(held_bytes + more_bytes, keeps_graph=keeps_graph)
         if not keeps_graph:
             self.waiting.pop(context, None)
 
@@ -115,6 +127,9 @@ class Session:
         if record.differentiated and more_bytes > 0:
             _check_gradients(record.plan, more_bytes, self.options.gradients)
         ran = [*self.earlier(record.piece.frame), record]
+        if self.options.fullgraph and len(ran) > 1:  # another thread's call
+            self.call = Call(existing_bytes=self.existing_bytes)
+            ran = [record]
         known = self._following(tuple(r.key for r in ran if r.differentiated))
         if record.differentiated:
             self._check_waiting(known.record if known is not None else record)
@@ -136,7 +151,8 @@ class Session:
         if self.shares:
             self.call.passed(record, arguments, outputs)
         if context is not None:
-            self.waiting[context] = (self.number, record.flight_bytes)
+            waiting_bytes = record.plan.problem.waiting_bytes
+            self.waiting[context] = Flight(self.number, record.flight_bytes, waiting_bytes)
 
     def settle(self) -> None:
         """Plan the pieces of the last call together, once for each kind of call.
@@ -165,21 +181,22 @@ class Session:
 
     def _check_waiting(self, record: GraphRecord) -> None:
         """Is there room beside forwards of other calls that wait for their backward?"""
-        if self._waiting_bytes() and not self._fits(record):
+        budget_bytes = record.plan.budget_bytes
+        if self.waiting and record.peak_beside(self._others()) > budget_bytes:
             gc.collect()  # a cycle may keep what nobody can run back any more
-            if not self._fits(record):
-                _refuse_another(record, len(self._waiting_calls()), self._waiting_bytes())
+            if record.peak_beside(self._others()) > budget_bytes:
+                _refuse_another(record, self._others())
 
-    def _fits(self, record: GraphRecord) -> bool:
-        planned_bytes = (record.plan.problem.in_flight - 1) * record.flight_bytes
-        more_bytes = self._waiting_bytes() - planned_bytes
-        return record.plan.peak_bytes + more_bytes <= record.plan.budget_bytes
-
-    def _waiting_calls(self) -> set[int]:
-        return {number for number, _ in self.waiting.values()} - {self.number}
-
-    def _waiting_bytes(self) -> int:
-        return sum(held for number, held in self.waiting.values() if number != self.number)
+    def _others(self) -> list[Flight]:
+        """The other calls that wait for their backward, each with all its pieces."""
+        found: dict[int, Flight] = {}
+        for number, held_bytes, waiting_bytes in self.waiting.values():
+            if number != self.number:
+                before = found.get(number, Flight(number, 0, 0))
+                found[number] = Flight(
+                    number, before.held_bytes + held_bytes, before.waiting_bytes + waiting_bytes
+                )
+        return list(found.values())
 
     def only_plan(self) -> Plan:
         """The plan of the last call: of its one graph, or of all its pieces together.
@@ -229,15 +246,16 @@ def _check_pieces(ran: list[GraphRecord]) -> None:
         held_bytes += each.held_bytes
 
 
-def _refuse_another(record: GraphRecord, count: int, held_bytes: int) -> None:
-    plan, in_flight = record.plan, record.plan.problem.in_flight
-    peak_bytes = plan.peak_bytes + held_bytes - (in_flight - 1) * record.flight_bytes
-    fits = in_flight + (plan.budget_bytes - plan.peak_bytes) // max(1, record.flight_bytes)
+def _refuse_another(record: GraphRecord, others: Collection[Flight]) -> None:
+    plan, count = record.plan, len(others)
+    peak_bytes = record.peak_beside(others)
+    held_bytes = sum(flight.held_bytes for flight in others)
     raise InfeasibleBudgetError(
         f"{count} earlier forward{'s wait' if count > 1 else ' waits'} for a backward and "
-        f"hold{'' if count > 1 else 's'} {held_bytes:,} bytes: with this one the peak would be "
-        f"{peak_bytes:,} bytes, above the budget of {plan.budget_bytes:,} bytes. The plan has room "
-        f"for {fits} at once. Run their backward first, drop their outputs, or put evaluations "
+        f"hold{'' if count > 1 else 's'} {held_bytes:,} bytes: with this one, and the gradients of "
+        f"the first to run back, the peak would be {peak_bytes:,} bytes, above the budget of "
+        f"{plan.budget_bytes:,} bytes. The plan has room for {record.most_in_flight} at once. "
+        "Run their backward first, drop their outputs, or put evaluations "
         f"under torch.no_grad(); where {count + 1} are meant, say in_flight={count + 1}.",
         plan.budget_bytes,
         peak_bytes,

@@ -227,7 +227,9 @@ def _account(
         change[last + 1] -= sizes[g]
         if born < entry < last:
             flight_bytes += sizes[g]
-    change[0] += problem.resident_bytes + (problem.in_flight - 1) * flight_bytes
+    others_bytes = (problem.in_flight - 1) * flight_bytes
+    change[0] += problem.resident_bytes + others_bytes
+    change[entry + 1] += problem.beside_bytes(flight_bytes) - others_bytes
     live = tuple(map(add, accumulate(change[:-1]), transient))
     peak_bytes = max(live)
     return Simulation(

@@ -329,9 +329,7 @@ class Trace:
         if any(has_hooks(tensor) for tensor in found):
             raise UnsupportedGraphError(HOOKED.format(name=self.session.name))
         keeps = keeps_graph()
-        self.session.turn(context, keeps_graph=keeps)
-        if record is not None and keeps:
-            record.check_retained()
+        self.session.turn(context, record, keeps_graph=keeps)
         if record is not None and self.device.type == "cuda" and self.session.alone:
             record.check_entry(torch.cuda.memory_allocated(self.device))
 

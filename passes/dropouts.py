@@ -4,7 +4,7 @@ Python's decomposition of ``aten.dropout`` (torch/_decomp/decompositions.py, 2.1
 copy where eager returns the argument itself (p = 0, or no training), so that a write to the result
 misses the argument; for p = 1 it draws a mask where eager multiplies by zero and leaves the
 generator alone; and its scale is rounded once where eager's on the CPU is rounded twice, which for
-p = 0.15 differs in the last bit.
+p = 0.15 differs in the last bit, and in 16 bits for nearly every p.
 """
 
 import contextlib
@@ -34,16 +34,23 @@ def _dropout(value: torch.Tensor, p: float, train: bool) -> torch.Tensor:
         return value
     if p == 1:
         return value.mul(torch.zeros((), dtype=value.dtype, device=value.device))
-    if value.device.type == "cpu" and value.dtype == torch.float32 and _rounds_otherwise(p):
+    if value.device.type == "cpu" and _rounds_otherwise(p, value.dtype):
         kept = torch.empty_like(value, dtype=torch.bool).bernoulli_(1 - p)
         return value * kept.to(value.dtype).div(1 - p)
     dropped: torch.Tensor = torch.native_dropout(value, p, train)[0]
     return dropped
 
 
-def _rounds_otherwise(p: float) -> bool:
-    """Is the scale of ``native_dropout`` another float than that of eager's dropout?"""
-    return _rounded(1 / _rounded(1 - p)) != _rounded(1 / (1 - p))
+def _rounds_otherwise(p: float, dtype: torch.dtype) -> bool:
+    """Does the scale of ``native_dropout`` differ from that of eager's dropout?
+
+    Eager divides a mask of the value's own type; there a type of 16 bits has rounded the scale.
+    """
+    if dtype == torch.float32:
+        return _rounded(1 / _rounded(1 - p)) != _rounded(1 / (1 - p))
+    if dtype in (torch.bfloat16, torch.float16):
+        return float(torch.tensor(1 / (1 - p), dtype=dtype)) != 1 / (1 - p)
+    return False
 
 
 def _rounded(value: float) -> float:

@@ -188,10 +188,9 @@ class _Relaxation:
         less = [(v, f) for v, f in ((later, -1.0), (earlier, 1.0)) if v is not None]
         self.program.at_least(0.0, [*terms, *less])
 
-    def _limit(self, terms: Sequence[Term], fixed_bytes: int) -> None:
-        """A row of bytes; every other forward in flight holds its kept copies."""
-        again = self.problem.in_flight - 1
-        more = [(s, again * self._size(g)) for g, s in self.s.items()] if again else []
+    def _limit(self, terms: Sequence[Term], fixed_bytes: int, others: int) -> None:
+        """A row of bytes, with the kept copies that so many other forwards in flight hold."""
+        more = [(s, others * self._size(g)) for g, s in self.s.items()] if others else []
         if terms or more:
             high = (self.budget_bytes - fixed_bytes) / self.unit_bytes
             self.program.at_most(high, [*terms, *more])
@@ -201,10 +200,14 @@ class _Relaxation:
 
     def _bytes(self) -> None:
         """4. What is held at a cut is within the budget."""
+        others = self.problem.in_flight - 1
         fixed = (self.needs.entry_bytes, *(self.needs.fixed_bytes[cut] for cut in self.cuts))
         for k, fixed_bytes in enumerate(fixed):
             terms = [(v, f * self._size(g)) for g in self.s for v, f in self.held[g][k]]
-            self._limit(terms, fixed_bytes)
+            self._limit(terms, fixed_bytes, others)
+            if k and others:  # one of them has left its gradients instead
+                fixed_bytes += self.problem.waiting_bytes - self.needs.held_bytes
+                self._limit(terms, fixed_bytes, others - 1)
 
     def _forward(self) -> None:
         """5. Kept copies pile up over the forward."""
@@ -215,7 +218,7 @@ class _Relaxation:
                 highest_bytes = fixed_bytes
                 last = self.needs.forward_last
                 terms = [(s, self._size(g)) for g, s in self.s.items() if last[g] < index]
-                self._limit(terms, fixed_bytes)
+                self._limit(terms, fixed_bytes, self.problem.in_flight - 1)
 
     def _optional(self) -> None:
         """6. Optional forward operations run if kept or read."""

@@ -21,7 +21,7 @@ cost and the bytes held during any of its steps do not grow.
 4. *Of two endings of one description, one that is neither dearer nor higher will do.* Whatever can
    stand before one can stand before the other, saves the same and runs the same forward. How high
    an ending is matters only against the budget, unless several forwards are in flight: what they
-   save is added to it later.
+   hold is added to it later.
 5. *Bounds.* A wanted value that no replay is left to make is the forward's copy. So it is saved,
    its operation runs, and it is held by all steps before the ending and in every other forward in
    flight. Costs are not negative.
@@ -200,8 +200,9 @@ class _Space:
         position, used, wanted = ending.state
         forced = wanted & ~self.remakes(used)
         peak_bytes = self.before_bytes[position] + self.size_bytes(forced)
-        other_bytes = (self.problem.in_flight - 1) * self.size_bytes(forced | self.held)
-        return max(peak_bytes, ending.peak_bytes) + other_bytes
+        flight_bytes = self.size_bytes(forced | self.held)
+        peak_bytes += (self.problem.in_flight - 1) * flight_bytes
+        return max(peak_bytes, ending.peak_bytes + self.problem.beside_bytes(flight_bytes))
 
     def judge(self, ending: _Ending) -> tuple[Schedule, Simulation]:
         """The schedule of an ending that stands at the entry, and what the simulator says."""
@@ -210,7 +211,7 @@ class _Space:
         simulation = simulate(self.problem, schedule)
         after_bytes = max(simulation.live_bytes[len(schedule.forward) + 1 :])
         saved = ending.state[2] | self.held
-        expected = ending.peak_bytes + (self.problem.in_flight - 1) * self.size_bytes(saved)
+        expected = ending.peak_bytes + self.problem.beside_bytes(self.size_bytes(saved))
         if after_bytes != expected:
             raise SolverError(
                 f"the search reckoned {expected:,} bytes for the backward of "

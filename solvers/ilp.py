@@ -296,14 +296,24 @@ class Residency:
         self._limit(position, terms, fixed_bytes)
 
     def _limit(self, position: int, terms: list[Term], fixed_bytes: int) -> None:
-        """A row of bytes; every forward in flight holds the saved values once more."""
-        if self.problem.in_flight > 1:
-            again = self.problem.in_flight - 1
-            terms += [
-                (s, self.scale.up(again * self.problem.storages[g].size_bytes))
-                for g, s in self.s.items()
-            ]
-        self.rows.append((position, self.program.at_most(math.inf, terms), fixed_bytes))
+        """A row of bytes; every forward in flight holds the saved values once more.
+
+        In the backward there is a second one: one forward has left its gradients instead.
+        """
+        others = self.problem.in_flight - 1
+        self._row(position, terms, fixed_bytes, others)
+        if others and position >= 0:
+            fixed_bytes += self.problem.waiting_bytes - self.needs.held_bytes
+            self._row(position, terms, fixed_bytes, others - 1)
+
+    def _row(self, position: int, terms: list[Term], fixed_bytes: int, others: int) -> None:
+        """The bytes at a position, with those that so many other forwards have saved."""
+        more = [
+            (s, self.scale.up(others * self.problem.storages[g].size_bytes))
+            for g, s in (self.s.items() if others else ())
+        ]
+        row = self.program.at_most(math.inf, [*terms, *more])
+        self.rows.append((position, row, fixed_bytes))
 
     def _forward_rows(self) -> None:
         """6. The forward stays within the budget."""

@@ -25,6 +25,7 @@ class Needs:
         fixed_bytes: At each position, and after the last, what the backward holds whatever is
             saved: resident bytes, tangents, held outputs, its own results and workspaces. [bytes]
         entry_bytes: The same between forward and backward. [bytes]
+        held_bytes: Outputs that the caller holds, of one forward. [bytes]
         forward_bytes: While each forward operation runs, what the forward alone holds. [bytes]
         forward_last: Storage -> last forward operation that reads it, or makes it.
         optional: Forward operations whose results only the backward reads; they need not run there
@@ -38,6 +39,7 @@ class Needs:
     consumers: dict[int, tuple[int, ...]]
     fixed_bytes: tuple[int, ...]
     entry_bytes: int
+    held_bytes: int
     forward_bytes: tuple[int, ...]
     forward_last: dict[int, int]
     optional: tuple[int, ...]
@@ -85,6 +87,7 @@ def _find_needs(key: "Same") -> Needs:
         consumers={g: tuple(found) for g, found in consumers.items()},
         fixed_bytes=tuple(fixed),
         entry_bytes=entry,
+        held_bytes=sum(problem.storages[g].size_bytes for g in held),
         forward_bytes=tuple(forward),
         forward_last=last,
         optional=optional,

@@ -145,10 +145,19 @@ class Screen:
         forward = self.forward_fixed[:, None] + self.forward_table @ used.astype(np.int64)
         forward_peak: Ints = forward.max(axis=0) if len(forward) else recompute_ns * 0
         if self.problem.in_flight > 1:
-            flight = (self.problem.in_flight - 1) * (self.size_bytes @ used.astype(np.int64))
-            live += flight
-            forward_peak = forward_peak + flight
+            flight = self.size_bytes @ used.astype(np.int64)
+            forward_peak = forward_peak + (self.problem.in_flight - 1) * flight
+            live[0] += (self.problem.in_flight - 1) * flight
+            live[1:] += self._beside(flight)
         return Prices(recompute_ns, live, forward_peak)
+
+    def _beside(self, flight: Ints) -> Ints:
+        """``beside_bytes`` of what each choice saves, without the outputs of other forwards."""
+        held_bytes = self.needs.held_bytes
+        other = np.maximum(flight + held_bytes, self.problem.waiting_bytes)
+        outputs_bytes = (self.problem.in_flight - 1) * held_bytes  # in the fixed bytes already
+        beside: Ints = (self.problem.in_flight - 2) * (flight + held_bytes) + other - outputs_bytes
+        return beside
 
     def _times(
         self, ways: list[int], kept: dict[int, Flags], first: dict[int, Ints]

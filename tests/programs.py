@@ -312,5 +312,5 @@ def recurrence() -> tuple[Any, tuple[Any, ...]]:
 
 CASES = (
     masked, noisy, attention, in_place, views_and_bases, buffers, batch_norms, own_function, tied,
-    parts, ties, user_regions, detached, transposed_dropout, written_input,
+    parts, ties, user_regions, detached, transposed_dropout, written_input, low_precision,
 )  # fmt: skip

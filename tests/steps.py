@@ -29,9 +29,9 @@ Made = tuple[Callable[..., Any], tuple[Any, ...]]
 """A callable and its arguments."""
 
 
-def leaf(*shape: int) -> torch.Tensor:
+def leaf(*shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
     """An argument that takes a gradient."""
-    return torch.randn(shape, requires_grad=True)
+    return torch.randn(shape, dtype=dtype, requires_grad=True)
 
 
 def apply(function: Any, *args: Any) -> Any:

@@ -48,14 +48,15 @@ def test_plans_keep_the_bits_of_dropouts_that_torch_traces_otherwise(make: Make)
     hold_at_every_budget(make)
 
 
-def test_every_probability_gives_the_bits_of_eager() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_every_probability_gives_the_bits_of_eager(dtype: torch.dtype) -> None:
     probabilities = [i / 40 for i in range(41)]
 
     def step(*values: torch.Tensor) -> Any:
         return [functional.dropout(x, p) for x, p in zip(values, probabilities, strict=True)]
 
     def make() -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return step, tuple(leaf(5, 7) for _ in probabilities)
+        return step, tuple(leaf(5, 7, dtype=dtype) for _ in probabilities)
 
     assert differing(run(make), run(make, lambda f: fxremat.optimize(f, "100%", **QUICK))) == []
 
