@@ -229,6 +229,8 @@ class RematProblem:
 
     def _made(self, reads: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(g for g in reads if self.storages[g].kind is not Kind.PRIMAL)
+
+    @cached_property
     def waiting_bytes(self) -> int:
         """Gradients of a forward that has run back while another one in flight runs back. [bytes]
 
