@@ -84,24 +84,49 @@ def _ways(problem: RematProblem, replays: Collection[int]) -> dict[int, int]:
 def _replay(
     problem: RematProblem, wanted: int, gone: bytearray, ways: dict[int, int], steps: list[Step]
 ) -> None:
-    """Replay what makes a storage, inputs first; a loop: chains outgrow Python's stack."""
+    """Replay what makes a storage, and before that its inputs, in the order of the forward.
+
+    Inputs first would do too, but follow a chain to its beginning before anything is freed: what
+    joins the chain on the way (the inputs of each step of a recurrence) would all be made at once.
+    """
+    needed = _needed(problem, wanted, gone, ways)
+    if len(needed) > 1:
+        needed.sort(key=lambda way: _place(problem, way))
+    for way in needed:
+        replay = problem.replays[way]
+        keeps = tuple(h for h in replay.creates if gone[h])
+        if keeps:
+            steps.append(Step(replay.operation, way, keeps))
+            for h in keeps:
+                gone[h] = 0
+
+
+def _needed(problem: RematProblem, wanted: int, gone: bytearray, ways: dict[int, int]) -> list[int]:
+    """The replays that make a storage, inputs first; a loop: chains outgrow Python's stack."""
+    needed: list[int] = []
+    made: set[int] = set()
     stack = [wanted]
     while stack:
         g = stack[-1]
-        if not gone[g]:
+        if g in made:
             stack.pop()
             continue
         way = ways[g]
-        below = [u for u in reversed(problem.replay_reads[way]) if gone[u]]
+        below = [u for u in reversed(problem.replay_reads[way]) if gone[u] and u not in made]
         if below:
-            stack.extend(below)
+            stack += below
             continue
-        replay = problem.replays[way]
-        keeps = tuple(h for h in replay.creates if gone[h])
-        steps.append(Step(replay.operation, way, keeps))
-        for h in keeps:
-            gone[h] = 0
+        needed.append(way)
+        made.update(problem.replays[way].creates)
         stack.pop()
+    return needed
+
+
+def _place(problem: RematProblem, way: int) -> tuple[int, bool, int]:
+    """Where a replay stands among others; one that reads what another of its own makes is later."""
+    operation = problem.replays[way].operation
+    made = problem.operations[operation].creates
+    return operation, any(u in made for u in problem.replay_reads[way]), way
 
 
 def running_forward(problem: RematProblem, backward: Collection[Step]) -> tuple[int, ...]:
