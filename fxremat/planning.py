@@ -11,7 +11,7 @@ from fxremat.problem import RematProblem
 from fxremat.schedule import expand
 from fxremat.simulate import simulate
 from fxremat.solvers import SOLVERS
-from fxremat.solvers.floor import FLOOR_LIMIT_S, floor
+from fxremat.solvers.auto import auto, floor
 from fxremat.solvers.lean import lean
 
 log = logging.getLogger("fxremat")
@@ -41,7 +41,7 @@ def floor_plan(problem: RematProblem) -> Plan:
         The plan, with its own peak as budget.
     """
     start_s = time.perf_counter()
-    schedule = floor(problem, time_limit_s=FLOOR_LIMIT_S)
+    schedule = floor(problem)
     peak_bytes = simulate(problem, schedule).peak_bytes
     return make_plan(
         problem,
@@ -65,7 +65,8 @@ def make(
         problem: The step.
         budget: Bytes as an ``int`` or text, or a percentage of the baseline peak; resident bytes
             are part of it.
-        solver: A name in ``SOLVERS``, or "auto": nothing to do where the baseline fits, else "ilp".
+        solver: A name in ``SOLVERS``, or "auto": one replay of each operation, several where that
+            is cheaper or the only way.
         time_limit_s: For solving. [s]
 
     Returns:
@@ -79,11 +80,9 @@ def make(
     budget_bytes = parse_budget(budget).resolve(baseline_peak_bytes(problem))
     _check_solver(solver)
     start_s = time.perf_counter()
-    if solver == "auto" and save_all_peak_bytes(problem) <= budget_bytes:
-        everything = Solution(expand(problem, problem.candidates), 0, "every plan")
-        return _finish(make_plan(problem, budget_bytes, everything, solver="save_all"))
-    name = "ilp" if solver == "auto" else solver
-    solution = SOLVERS[name](problem, budget_bytes, time_limit_s=time_limit_s)
+    solve = auto if solver == "auto" else SOLVERS[solver]
+    solution = solve(problem, budget_bytes, time_limit_s=time_limit_s)
+    name = solution.solver or solver
     solve_s = time.perf_counter() - start_s
     if solution.schedule is None:
         return _finish(_fall_back(problem, budget_bytes, solver, start_s))

@@ -20,12 +20,14 @@ class Solution:
         lower_bound_ns: No plan of ``bound_class`` recomputes for less; 0 proves nothing. [ns]
         bound_class: The plans that the bound speaks of; "" with a bound of 0.
         message: How it ended, for people.
+        solver: Name of the solver whose schedule it is, where several were asked.
     """
 
     schedule: Schedule | None
     lower_bound_ns: int = 0
     bound_class: str = ""
     message: str = ""
+    solver: str = ""
 
 
 class Solver(Protocol):

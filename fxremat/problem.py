@@ -213,6 +213,24 @@ class RematProblem:
         return {g: tuple(indices) for g, indices in found.items()}
 
     @cached_property
+    def sizes_bytes(self) -> tuple[int, ...]:
+        """Size of each storage. [bytes]"""
+        return tuple(storage.size_bytes for storage in self.storages)
+
+    @cached_property
+    def operation_reads(self) -> tuple[tuple[int, ...], ...]:
+        """What each operation reads, without primals, which are there in any case."""
+        return tuple(self._made(operation.reads) for operation in self.operations)
+
+    @cached_property
+    def replay_reads(self) -> tuple[tuple[int, ...], ...]:
+        """What each replay reads, without primals."""
+        return tuple(self._made(replay.reads) for replay in self.replays)
+
+    def _made(self, reads: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(g for g in reads if self.storages[g].kind is not Kind.PRIMAL)
+
+    @cached_property
     def waiting_bytes(self) -> int:
         """Gradients of a forward that has run back while another one in flight runs back. [bytes]
 

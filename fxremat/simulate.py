@@ -9,7 +9,10 @@ lives until its last read. What is *saved* is therefore a result, not a choice: 
 which the backward reads the copy that the forward made.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import add
 from typing import NamedTuple
 
 from fxremat.problem import Kind, Operation, RematProblem, Replay
@@ -69,40 +72,40 @@ class Simulation:
 
 
 class _Copies:
-    """Every copy of a storage that a schedule makes: born at a time, read last at a time."""
+    """Every copy of a storage that a schedule makes: born at a time, read last at a time.
 
-    def __init__(self, problem: RematProblem, entry: int) -> None:
+    Times only grow, so a read just notes its time; who holds a copy longer is noted at the end.
+    """
+
+    def __init__(self, problem: RematProblem) -> None:
         self.problem = problem
-        self.entry = entry
         self.storage: list[int] = []
         self.born: list[int] = []
         self.last: list[int] = []
-        self.newest: dict[int, int] = {}
-        self.saved: dict[int, int] = {}  # storage -> the copy that crosses into the backward
+        self.newest = [-1] * len(problem.storages)  # storage -> its newest copy
 
-    def make(self, g: int, time: int) -> None:
-        """A new copy of storage ``g``; later reads take it."""
-        self.newest[g] = len(self.storage)
-        self.storage.append(g)
-        self.born.append(time)
-        self.last.append(time)
+    def read(self, reads: Iterable[int], time: int) -> None:
+        """A step reads storages: the newest copy of each lives at least until then."""
+        newest, last = self.newest, self.last
+        for g in reads:
+            copy = newest[g]
+            if copy < 0:
+                name = self.problem.storages[g].name
+                raise ValueError(f"step {time} reads {name!r}, of which no copy exists")
+            last[copy] = time
 
-    def read(self, g: int, time: int) -> None:
-        """A step reads storage ``g``: its newest copy lives at least until then."""
-        if self.problem.storages[g].kind is Kind.PRIMAL:
-            return
-        copy = self.hold(g, time)
-        if self.born[copy] < self.entry < time:
-            self.saved[g] = copy
+    def make(self, creates: Iterable[int], time: int) -> None:
+        """New copies of storages; later reads take them."""
+        for g in creates:
+            self.newest[g] = len(self.last)
+            self.storage.append(g)
+            self.born.append(time)
+            self.last.append(time)
 
-    def hold(self, g: int, time: int) -> int:
-        """Somebody outside keeps the newest copy of ``g`` until then."""
-        if g not in self.newest:
-            name = self.problem.storages[g].name
-            raise ValueError(f"step {time} reads {name!r}, of which no copy exists")
-        copy = self.newest[g]
-        self.last[copy] = max(self.last[copy], time)
-        return copy
+    def hold(self, copies: Iterable[int], time: int) -> None:
+        """Somebody outside keeps copies until then."""
+        for copy in copies:
+            self.last[copy] = max(self.last[copy], time)
 
 
 def simulate(
@@ -121,14 +124,20 @@ def simulate(
     Raises:
         ValueError: A step reads a storage of which no copy exists.
     """
-    copies = _Copies(problem, entry=len(schedule.forward))
-    transient = [0] * (len(schedule.forward) + len(schedule.backward) + 2)
-    _run_forward(problem, schedule, copies, transient)
-    _run_backward(problem, schedule, copies, transient)
-    _let_go(problem, copies, end=len(transient) - 1, retain_graph=retain_graph)
-    cost_ns = sum(problem.operations[index].cost_ns for index in schedule.forward)
-    cost_ns += sum(what_runs(problem, step).cost_ns for step in schedule.backward)
-    return _account(problem, copies, transient, cost_ns - problem.step_ns)
+    copies, entry = _Copies(problem), len(schedule.forward)
+    transient = [0] * (entry + len(schedule.backward) + 2)
+    end = len(transient) - 1
+    cost_ns = _run_forward(problem, schedule, copies, transient)
+    made = len(copies.last)
+    held = _hand_out(problem, copies, entry)
+    cost_ns += _run_backward(problem, schedule, copies, transient)
+    saved = [copy for copy in range(made) if copies.last[copy] > entry]
+    copies.hold(held, end)
+    _let_go(problem, copies, entry, end)
+    if retain_graph:
+        copies.hold(saved, end)
+    crossing = tuple(sorted(copies.storage[copy] for copy in saved))
+    return _account(problem, copies, transient, entry, crossing, cost_ns - problem.step_ns)
 
 
 def what_runs(problem: RematProblem, step: Step) -> Operation | Replay:
@@ -138,87 +147,98 @@ def what_runs(problem: RematProblem, step: Step) -> Operation | Replay:
 
 def _run_forward(
     problem: RematProblem, schedule: Schedule, copies: _Copies, transient: list[int]
-) -> None:
-    """The forward's steps; its outputs are held as long as the caller holds them."""
+) -> int:
+    """The forward's steps; what they cost. [ns]"""
+    cost_ns = 0
     for time, index in enumerate(schedule.forward):
         operation = problem.operations[index]
         transient[time] = operation.workspace_bytes
-        for g in operation.reads:
-            copies.read(g, time)
-        for g in operation.creates:
-            copies.make(g, time)
-    for g in (*problem.updates, *problem.outputs):
-        if problem.storages[g].kind is not Kind.PRIMAL:
-            held = problem.outputs_held and g in problem.outputs
-            copies.hold(g, len(transient) - 1 if held else copies.entry - 1)
+        cost_ns += operation.cost_ns
+        copies.read(problem.operation_reads[index], time)
+        copies.make(operation.creates, time)
+    return cost_ns
+
+
+def _hand_out(problem: RematProblem, copies: _Copies, entry: int) -> list[int]:
+    """What the forward hands out lives to its end; the copies that the caller holds longer."""
+    given = {
+        g: copies.newest[g]
+        for g in (*problem.updates, *problem.outputs)
+        if problem.storages[g].kind is not Kind.PRIMAL
+    }
+    copies.read(given, entry - 1)
+    return [given[g] for g in problem.outputs if g in given] if problem.outputs_held else []
 
 
 def _run_backward(
     problem: RematProblem, schedule: Schedule, copies: _Copies, transient: list[int]
-) -> None:
-    """The backward's steps, from the tangents to the gradients."""
-    storages = problem.storages
-    for g, storage in enumerate(storages):
-        if storage.kind is Kind.TANGENT:
-            copies.make(g, copies.entry)
-    for time, step in enumerate(schedule.backward, start=copies.entry + 1):
-        runs = what_runs(problem, step)
-        transient[time] = runs.workspace_bytes
-        for g in runs.reads:
-            copies.read(g, time)
-        for g in runs.creates:
-            if step.replay < 0 or g in step.keeps:
-                copies.make(g, time)
-            elif not storages[g].lazy:
-                transient[time] += storages[g].size_bytes
-    for g in problem.gradients:
-        copies.read(g, len(transient) - 1)
-    transient[-1] = problem.copied_bytes
+) -> int:
+    """The backward's steps, from the tangents to the gradients; what they cost. [ns]"""
+    storages, sizes = problem.storages, problem.sizes_bytes
+    cost_ns, entry = 0, len(schedule.forward)
+    copies.make((g for g, s in enumerate(storages) if s.kind is Kind.TANGENT), entry)
+    for time, (index, replay, keeps) in enumerate(schedule.backward, start=entry + 1):
+        if replay < 0:
+            runs: Operation | Replay = problem.operations[index]
+            copies.read(problem.operation_reads[index], time)
+            copies.make(runs.creates, time)
+            transient[time] = runs.workspace_bytes
+        else:
+            runs = problem.replays[replay]
+            copies.read(problem.replay_reads[replay], time)
+            copies.make(keeps, time)
+            left = [g for g in runs.creates if g not in keeps and not storages[g].lazy]
+            transient[time] = runs.workspace_bytes + sum(sizes[g] for g in left)
+        cost_ns += runs.cost_ns
+    end = len(transient) - 1
+    copies.read((g for g in problem.gradients if storages[g].kind is not Kind.PRIMAL), end)
+    transient[end] = problem.copied_bytes
+    return cost_ns
 
 
-def _let_go(problem: RematProblem, copies: _Copies, end: int, *, retain_graph: bool) -> None:
-    """What outlives its last reader: unread tangents, those torch holds, kept graphs."""
-    for g, copy in copies.newest.items():
-        if problem.storages[g].kind is not Kind.TANGENT:
+def _let_go(problem: RematProblem, copies: _Copies, entry: int, end: int) -> None:
+    """How long tangents live that nobody reads, and those that torch holds."""
+    for g, storage in enumerate(problem.storages):
+        if storage.kind is not Kind.TANGENT:
             continue
-        if problem.storages[g].held:
-            copies.hold(g, end)
-        elif copies.last[copy] == copies.entry:  # fx code frees an argument after its last use
-            copies.hold(g, end - 1)
-    if retain_graph:
-        for copy in copies.saved.values():
-            copies.last[copy] = end
+        copy = copies.newest[g]
+        if storage.held:
+            copies.hold((copy,), end)
+        elif copies.last[copy] == entry:  # fx code frees an argument after its last use
+            copies.hold((copy,), end - 1)
 
 
 def _account(
-    problem: RematProblem, copies: _Copies, transient: list[int], recompute_ns: int
+    problem: RematProblem,
+    copies: _Copies,
+    transient: list[int],
+    entry: int,
+    saved: tuple[int, ...],
+    recompute_ns: int,
 ) -> Simulation:
     """Add up the copies that are alive at each time."""
-    storages, entry, end = problem.storages, copies.entry, len(transient) - 1
+    storages, sizes, end = problem.storages, problem.sizes_bytes, len(transient) - 1
     change = [0] * (end + 2)
     flight_bytes = 0
     for g, born, last in zip(copies.storage, copies.born, copies.last, strict=True):
-        if storages[g].lazy and last == born:
+        if last == born and storages[g].lazy:
             continue
-        change[born] += storages[g].size_bytes
-        change[last + 1] -= storages[g].size_bytes
+        change[born] += sizes[g]
+        change[last + 1] -= sizes[g]
         if born < entry < last:
-            flight_bytes += storages[g].size_bytes
-    live: list[int] = []
-    level = problem.resident_bytes + (problem.in_flight - 1) * flight_bytes
-    change[entry + 1] += problem.beside_bytes(flight_bytes) - (problem.in_flight - 1) * flight_bytes
-    for time in range(end + 1):
-        level += change[time]
-        live.append(level + transient[time])
+            flight_bytes += sizes[g]
+    others_bytes = (problem.in_flight - 1) * flight_bytes
+    change[0] += problem.resident_bytes + others_bytes
+    change[entry + 1] += problem.beside_bytes(flight_bytes) - others_bytes
+    live = tuple(map(add, accumulate(change[:-1]), transient))
     peak_bytes = max(live)
-    saved = tuple(sorted(copies.saved))
     return Simulation(
-        live_bytes=tuple(live),
+        live_bytes=live,
         peak_bytes=peak_bytes,
         peak_at=live.index(peak_bytes),
         entry_bytes=live[entry],
         end_bytes=live[end],
         saved=saved,
-        saved_bytes=sum(storages[g].size_bytes for g in saved),
+        saved_bytes=sum(sizes[g] for g in saved),
         recompute_ns=recompute_ns,
     )

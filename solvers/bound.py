@@ -47,6 +47,7 @@ from fxremat.solvers.needs import Needs, find_needs
 from fxremat.solvers.screen import Ints
 
 BOUND_CLASS = "one replay per operation, given order"
+ANY_REPLAYS = "any replays, given order"  # with no cut but the entry and the end
 _CUTS = 8
 _APART = 64  # cuts are at least a 64th of the backward apart
 
@@ -247,6 +248,9 @@ def bound_ns(
     problem: RematProblem, budget_bytes: int, cuts: Sequence[int], *, time_limit_s: float
 ) -> int | None:
     """Bound the extra time of every plan of ``BOUND_CLASS`` within a budget.
+
+    Without cuts it bounds that of every plan of ``ANY_REPLAYS``: what is held at the entry of the
+    backward is then all that is limited, and a replay counts once, however often it runs.
 
     Args:
         problem: The step.

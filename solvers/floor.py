@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import lru_cache
 
 from fxremat.problem import RematProblem
-from fxremat.simulate import Schedule
 from fxremat.solvers.needs import Same
 from fxremat.solvers.search import Clock, Goal, Judged, Search
 from fxremat.solvers.within import starts, within
@@ -60,13 +59,16 @@ def known(core: RematProblem, search: Search) -> Judged | None:
     return None if saved is None else search.judge(saved)
 
 
-def least(core: RematProblem, search: Search, clock: Clock) -> Judged:
+def least(
+    core: RematProblem, search: Search, clock: Clock, *, ceiling_bytes: int | None = None
+) -> Judged:
     """The choice with the least peak; found once for each step, whatever it is priced at.
 
     Args:
         core: The step without resident bytes.
         search: Its search.
         clock: The safety net.
+        ceiling_bytes: A peak that others reach; ``within`` is asked for less than that too. [bytes]
 
     Returns:
         The choice and what the simulator says of it.
@@ -81,7 +83,13 @@ def least(core: RematProblem, search: Search, clock: Clock) -> Judged:
             start = search.judge(_find(Search(plain), clock).saved)
             found = _settle(search, start, clock)
         _FLOORS[plain] = found.saved
-    return search.judge(_FLOORS[plain])
+    found = search.judge(_FLOORS[plain])
+    if ceiling_bytes is not None and ceiling_bytes < found.peak_bytes:
+        below = within(search, ceiling_bytes - 1, clock, polish=False)
+        if below is not None:
+            found = _settle(search, _sink(search, below, lowest_bytes(search), clock), clock)
+            _FLOORS[plain] = found.saved
+    return found
 
 
 def _settle(search: Search, best: Judged, clock: Clock) -> Judged:
@@ -129,17 +137,3 @@ def _sink(search: Search, best: Judged, low_bytes: int, clock: Clock) -> Judged:
         found = search.improve(best, Goal(target), effort=_EFFORT, clock=clock)
         best = min(best, found, key=_peak)
     return search.improve(best, Goal(0, summed=False), effort=_EFFORT, clock=clock)
-
-
-def floor(problem: RematProblem, *, time_limit_s: float) -> Schedule:
-    """Find the schedule with the least peak that fxremat can plan.
-
-    Args:
-        problem: The step.
-        time_limit_s: A safety net; the best so far comes back. [s]
-
-    Returns:
-        The schedule.
-    """
-    core, search = core_of(problem)
-    return search.schedule(least(core, search, Clock(time_limit_s)).saved)

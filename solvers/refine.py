@@ -8,7 +8,9 @@ from fxremat.solvers.search import Clock, Goal, Judged
 from fxremat.solvers.within import within
 
 
-def refine(problem: RematProblem, budget_bytes: int, *, time_limit_s: float) -> Solution:
+def refine(
+    problem: RematProblem, budget_bytes: int, *, time_limit_s: float, deep: bool = True
+) -> Solution:
     """Find the cheapest schedule within a budget.
 
     Args:
@@ -16,9 +18,10 @@ def refine(problem: RematProblem, budget_bytes: int, *, time_limit_s: float) -> 
         budget_bytes: The budget, resident bytes included. [bytes]
         time_limit_s: A safety net: the best plan so far comes back. Up to it the answer depends on
             problem and budget alone. [s]
+        deep: Where nothing is found, look for the least peak, which takes longer.
 
     Returns:
-        The schedule with a proven bound, or none when not even the floor is within the budget.
+        The schedule with a proven bound, or none when not even the least peak is within the budget.
     """
     clock = Clock(time_limit_s)
     core, search = core_of(problem)
@@ -27,6 +30,8 @@ def refine(problem: RematProblem, budget_bytes: int, *, time_limit_s: float) -> 
     found: Judged | None = None
     if core_bytes > 0 and (lowest is None or lowest.peak_bytes <= core_bytes):
         found = within(search, core_bytes, clock)
+    if found is None and lowest is None and not deep:
+        return Solution(None, message="none was found")
     if found is None:
         lowest = lowest or least(core, search, Clock(FLOOR_LIMIT_S))
         if lowest.peak_bytes > core_bytes:

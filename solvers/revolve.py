@@ -15,7 +15,7 @@ from math import comb
 
 from fxremat.plans import Solution
 from fxremat.problem import RematProblem
-from fxremat.simulate import simulate
+from fxremat.simulate import Schedule, simulate
 from fxremat.solvers.chain import find_chain
 from fxremat.solvers.nested import Choice, Run, unroll
 
@@ -85,18 +85,24 @@ def revolve(problem: RematProblem, budget_bytes: int, *, time_limit_s: float) ->
         The schedule with the most slots whose peak is within the budget.
     """
     del time_limit_s
+    schedule = revolve_schedule(problem, budget_bytes)
+    if schedule is None:
+        return Solution(None, message="one slot for frontiers is too many")
+    return Solution(schedule, message="binomial checkpointing")
+
+
+def revolve_schedule(problem: RematProblem, budget_bytes: int) -> Schedule | None:
+    """Binomial checkpointing with the most slots for frontiers whose peak is within a budget."""
     chain = find_chain(problem)
     low, high, best = 1, len(chain), None
     while low <= high:
         slots = (low + high) // 2
         schedule = unroll(problem, chain, _binomial, slots)
         if simulate(problem, schedule).peak_bytes <= budget_bytes:
-            best, low = (slots, schedule), slots + 1
+            best, low = schedule, slots + 1
         else:
             high = slots - 1
-    if best is None:
-        return Solution(None, message="one slot for frontiers is too many")
-    return Solution(best[1], message=f"{best[0]} slots for frontiers of {len(chain)} blocks")
+    return best
 
 
 def halving(problem: RematProblem, budget_bytes: int, *, time_limit_s: float) -> Solution:

@@ -15,7 +15,7 @@ itself, costs nothing more (``_Table.first``). Bytes are counted in units, round
 decides afterwards which amount of memory is the greatest that holds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -214,6 +214,10 @@ class _Table:
         inside = self._shifted(found[last - start - 1], int(self.memory.inside[start]))
         return np.stack([*rows, inside])
 
+    def levels(self) -> list[int]:
+        """Amounts of memory that are enough for the whole chain."""
+        return [int(level) for level in np.flatnonzero(np.isfinite(self.first[0]))]
+
     def choose(self, run: Run) -> Choice:
         """The best that may happen to a run."""
         if run.first:
@@ -244,7 +248,7 @@ def rotor_schedule(problem: RematProblem, budget_bytes: int) -> Schedule | None:
         The schedule; None when none of them is within the budget.
     """
     table = _table(Same(problem))
-    levels = np.flatnonzero(np.isfinite(table.first[0])).tolist()
+    levels = table.levels()
     found: dict[int, tuple[int, Schedule] | None] = {}
 
     def fits(index: int) -> bool:
@@ -253,14 +257,42 @@ def rotor_schedule(problem: RematProblem, budget_bytes: int) -> Schedule | None:
             found[index] = _cheapest(problem, table, levels[index], budget_bytes)
         return found[index] is not None
 
-    low, high = -1, len(levels)  # the peak grows with the level, but for a few steps back
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    for index in range(max(0, low - _BESIDE), min(len(levels), low + _BESIDE + 1)):
+    low = _first_that(fits, len(levels), rising=False)
+    for index in range(max(0, low - _BESIDE), min(len(levels), low + _BESIDE)):
         fits(index)
     best = min((pair for pair in found.values() if pair), key=lambda pair: pair[0], default=None)
     return None if best is None else best[1]
+
+
+def rotor_lowest(problem: RematProblem, accept: Callable[[Schedule], bool]) -> Iterator[Schedule]:
+    """The lowest nested schedules of those that are accepted, which is asked of the long ones.
+
+    Args:
+        problem: The step.
+        accept: Is a schedule short enough? The more memory, the shorter it is.
+
+    Returns:
+        Schedules of the lowest levels of memory, one of which has the least peak.
+    """
+    table = _table(Same(problem))
+    levels = table.levels()
+
+    def short(index: int) -> bool:
+        return accept(unroll(problem, table.chain, table.choose, levels[index]))
+
+    first = _first_that(short, len(levels), rising=True)
+    for level in levels[first : first + _BESIDE]:
+        for linger in (True, False):
+            yield unroll(problem, table.chain, table.choose, level, linger=linger)
+
+
+def _first_that(holds: Callable[[int], bool], number: int, *, rising: bool) -> int:
+    """Index where a property begins (``rising``) or ceases to hold, by halving."""
+    low, high = -1, number  # peaks grow with the level, but for a few steps back
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) == rising else (middle, high)
+    return high
 
 
 def _cheapest(

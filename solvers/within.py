@@ -23,10 +23,10 @@ from fxremat.solvers.stages import cut
 _STAGES, _REACH = 96, 8  # stages, and how many of them a replay has one by one
 _DIVES = 4  # linear programs in one dive
 _NODES = 200
-_KICKS = (12, 4, 12, 4, 12, 12)  # values that each new start flips
+_KICKS = (12, 4, 12)  # values that each new start flips
 _CLOSE = 0.01  # share of the relaxed time that a plan may be above it and is left alone
-_CLOSE_STEP = 0.002  # or share of the step
-_KICK_EFFORT = 6000
+_CLOSE_STEP = 0.004  # or share of the step
+_KICK_EFFORT = 4000
 _EFFORT = 12_000  # choices that one descent may price
 _SMALL = 64  # candidates up to which every start is searched from and the model branched on
 

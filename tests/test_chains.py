@@ -2,7 +2,7 @@
 
 import pytest
 
-from fxremat.problem import RematProblem
+from fxremat.problem import Kind, RematProblem
 from fxremat.schedule import Phase, expand
 from fxremat.simulate import simulate
 from fxremat.solvers.chain import find_chain
@@ -11,7 +11,7 @@ from fxremat.solvers.nested import unroll
 from fxremat.solvers.revolve import _binomial, binomial_calls, binomial_cut, halving_counts
 from fxremat.solvers.rotor import rotor
 from tests.chains import STATE_BYTES, calls_of, chain_of_steps
-from tests.problems import transformer
+from tests.problems import Tape, transformer
 
 REVOLVE = [
     (10, 3, 15), (25, 3, 65), (50, 5, 122), (100, 5, 316), (100, 10, 222), (250, 10, 672),
@@ -90,6 +90,20 @@ def test_a_value_that_was_let_go_is_replayed_again() -> None:
     assert calls_of(expand(problem, (), phases=phases)) == 3 + 2 + 1
     phases[1:3] = [Phase(1, frozenset({one})), Phase(2, frozenset({one}))]
     assert calls_of(expand(problem, (), phases=phases)) == 3 + 1
+
+
+def test_what_joins_a_chain_on_the_way_is_replayed_when_it_is_needed() -> None:
+    tape = Tape()
+    given = tape.given("input", 10, Kind.PRIMAL)
+    state = tape.given("state_0", 10, Kind.PRIMAL)
+    for step in range(1, 9):
+        (joining,) = tape.run(f"joining_{step}", [given], [1000], 1)
+        (state,) = tape.run(f"state_{step}", [joining, state], [10], 1)
+    tape.turn()
+    gradient = tape.given("tangent", 10, Kind.TANGENT)
+    (gradient,) = tape.run("back", [gradient, state], [10], 1)
+    problem = tape.problem(outputs=[], gradients=[gradient], name="a chain that others join")
+    assert simulate(problem, expand(problem, ())).peak_bytes < 1100
 
 
 @pytest.fixture(scope="module")

@@ -143,7 +143,7 @@ def swiglu(
 def lstm(steps: int = 128, width: int = 256, batch: int = 512) -> Step:
     """An unrolled recurrence; its parameters are small beside one step's activations."""
     shape = (steps, batch, width)
-    return Step(UnrolledLSTM(width), (torch.randn(shape), torch.randn(shape)))
+    return Step(UnrolledLSTM(width), (torch.randn(shape), torch.randn(batch, width)))
 
 
 def residual_mlp(blocks: int = 256, width: int = 128, hidden: int = 128, batch: int = 8192) -> Step:

@@ -120,7 +120,10 @@ class Swiglu(nn.Module):
 
 
 class UnrolledLSTM(nn.Module):
-    """An LSTM cell (Hochreiter and Schmidhuber 1997) run step by step, with a linear readout."""
+    """An LSTM cell (Hochreiter and Schmidhuber 1997) run step by step; its last state is read out.
+
+    A readout of every state would stack them all, and that stack would bound every plan.
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -130,13 +133,11 @@ class UnrolledLSTM(nn.Module):
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
         hidden = cell = inputs.new_zeros(inputs.shape[1], self.width)
-        found = []
         for x in inputs.unbind():
             enter, forget, leave, new = (self.given(x) + self.kept(hidden)).chunk(4, -1)
             cell = torch.sigmoid(forget) * cell + torch.sigmoid(enter) * torch.tanh(new)
             hidden = torch.sigmoid(leave) * torch.tanh(cell)
-            found.append(hidden)
-        return F.mse_loss(self.readout(torch.stack(found)), targets)
+        return F.mse_loss(self.readout(hidden), targets)
 
 
 class ResidualMLP(nn.Module):

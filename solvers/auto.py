@@ -1,0 +1,80 @@
+"""What ``solver="auto"`` does: one replay of each operation where that is enough, else several.
+
+The integer program and its search (``refine``) plan with at most one replay. Where they find
+nothing within the budget, or a plan with room above its bound, nested replays (``beyond``) are
+tried too, and the cheaper plan is taken. The floor is the lower one of both kinds.
+"""
+
+from dataclasses import replace
+
+from fxremat.plans import Solution
+from fxremat.problem import RematProblem
+from fxremat.schedule import expand
+from fxremat.simulate import Schedule, simulate
+from fxremat.solvers.beyond import beyond, lowest
+from fxremat.solvers.floor import FLOOR_LIMIT_S, core_of, least
+from fxremat.solvers.refine import refine
+from fxremat.solvers.search import Clock
+
+_CLOSE_STEP = 0.01  # share of the step that a plan may be above its bound and is left alone
+
+
+def auto(problem: RematProblem, budget_bytes: int, *, time_limit_s: float) -> Solution:
+    """Find the cheapest schedule within a budget, with as many replays as it takes.
+
+    Args:
+        problem: The step.
+        budget_bytes: The budget, resident bytes included. [bytes]
+        time_limit_s: A safety net: the best plan so far comes back. [s]
+
+    Returns:
+        The schedule with a bound, and the name of the solver that found it; none when not even the
+        floor is within the budget.
+    """
+    everything = expand(problem, problem.candidates)
+    if simulate(problem, everything).peak_bytes <= budget_bytes:
+        return Solution(everything, 0, "every plan", "everything fits", "save_all")
+    clock = Clock(time_limit_s)
+    once = refine(problem, budget_bytes, time_limit_s=clock.left_s(), deep=False)
+    if once.schedule is not None and _close(problem, once):
+        return replace(once, solver="ilp")
+    core, _ = core_of(problem)
+    core_bytes = budget_bytes - problem.resident_bytes
+    often = beyond(core, core_bytes, time_limit_s=max(1.0, clock.left_s()))
+    if once.schedule is None and often.schedule is None:
+        once = refine(problem, budget_bytes, time_limit_s=clock.left_s())
+    found = [replace(once, solver="ilp"), replace(often, solver="nested")]
+    return min(found, key=lambda solution: _cost_ns(problem, solution))
+
+
+def _cost_ns(problem: RematProblem, solution: Solution) -> float:
+    """Extra time of what was found; infinite for nothing. [ns]"""
+    if solution.schedule is None:
+        return float("inf")
+    return simulate(problem, solution.schedule).recompute_ns
+
+
+def _close(problem: RematProblem, solution: Solution) -> bool:
+    """Is it so near to its bound that no more is tried?"""
+    room_ns = _cost_ns(problem, solution) - solution.lower_bound_ns
+    return bool(solution.bound_class) and room_ns <= _CLOSE_STEP * problem.step_ns
+
+
+def floor(problem: RematProblem, *, time_limit_s: float = FLOOR_LIMIT_S) -> Schedule:
+    """Find the schedule with the least peak that fxremat can plan.
+
+    Args:
+        problem: The step.
+        time_limit_s: A safety net; the best so far comes back. [s]
+
+    Returns:
+        The schedule.
+    """
+    core, search = core_of(problem)
+    clock = Clock(time_limit_s)
+    often = lowest(core)
+    if often is None:
+        return search.schedule(least(core, search, clock).saved)
+    often_bytes = simulate(core, often).peak_bytes
+    once = least(core, search, clock, ceiling_bytes=often_bytes)
+    return often if often_bytes < once.peak_bytes else search.schedule(once.saved)

@@ -1,0 +1,108 @@
+"""Plans beyond one replay, for ``auto``: the cheapest nested schedule within a budget.
+
+Nested replays come from ``rotor``, which prices blocks of any shape, and from ``revolve``, which is
+exact on equal steps. A schedule that replays too much is left out, since its graph would be too
+long to run: the least peak, and so the floor, is that of the others.
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+from fxremat.plans import Solution
+from fxremat.problem import RematProblem
+from fxremat.simulate import Schedule, Simulation, simulate
+from fxremat.solvers.bound import ANY_REPLAYS, bound_ns
+from fxremat.solvers.chain import find_chain
+from fxremat.solvers.floor import bytes_only
+from fxremat.solvers.needs import Same
+from fxremat.solvers.polish import tidy
+from fxremat.solvers.revolve import revolve_schedule
+from fxremat.solvers.rotor import rotor_lowest, rotor_schedule
+
+MOST_FORWARDS = 8  # replays of a schedule at most, in forwards
+_BLOCKS = 3  # a chain of fewer has nothing to nest
+
+
+def worth_running(problem: RematProblem, schedule: Schedule) -> bool:
+    """Is its backward short enough for a graph?"""
+    replays = len(schedule.backward) - len(problem.backward)
+    return replays <= MOST_FORWARDS * problem.num_forward
+
+
+_Judged = tuple[Simulation, Schedule]
+
+
+@lru_cache(maxsize=64)
+def _lowest_of(plain: RematProblem) -> Schedule | None:
+    if len(find_chain(plain)) < _BLOCKS:
+        return None
+    found = rotor_lowest(plain, lambda schedule: worth_running(plain, schedule))
+    best = min(_judged(plain, found), key=lambda pair: pair[0].peak_bytes, default=None)
+    return None if best is None else best[1]
+
+
+@lru_cache(maxsize=8)
+def _lowest(key: Same) -> _Judged | None:
+    schedule = _lowest_of(bytes_only(key.problem))
+    return None if schedule is None else (simulate(key.problem, schedule), schedule)
+
+
+def lowest(problem: RematProblem) -> Schedule | None:
+    """The nested schedule with the least peak, of those worth running, whatever they cost.
+
+    Args:
+        problem: The step.
+
+    Returns:
+        The schedule; None where the forward is no chain of blocks.
+    """
+    found = _lowest(Same(problem))
+    return None if found is None else found[1]
+
+
+def nested(problem: RematProblem, budget_bytes: int) -> Schedule | None:
+    """The cheapest nested schedule within a budget, of those worth running.
+
+    Args:
+        problem: The step.
+        budget_bytes: The budget, resident bytes included. [bytes]
+
+    Returns:
+        The schedule; None exactly where the budget is below the peak of ``lowest``, or where the
+        forward is no chain of blocks.
+    """
+    least = _lowest(Same(problem))
+    if least is None or least[0].peak_bytes > budget_bytes:
+        return None
+    proposed = (rotor_schedule(problem, budget_bytes), revolve_schedule(problem, budget_bytes))
+    judged = [least, *_judged(problem, (s for s in proposed if s is not None))]
+    fitting = [pair for pair in judged if pair[0].peak_bytes <= budget_bytes]
+    return min(fitting, key=lambda pair: (pair[0].recompute_ns, pair[0].peak_bytes))[1]
+
+
+def _judged(problem: RematProblem, schedules: Iterator[Schedule]) -> Iterator[_Judged]:
+    """Tidied schedules that are worth running, with what the simulator says of them."""
+    for schedule in schedules:
+        if worth_running(problem, schedule):
+            tidied = tidy(problem, schedule.backward)
+            yield simulate(problem, tidied), tidied
+
+
+def beyond(problem: RematProblem, budget_bytes: int, *, time_limit_s: float) -> Solution:
+    """Nested replays with a bound that holds whatever is replayed, and how often.
+
+    Args:
+        problem: The step.
+        budget_bytes: The budget, resident bytes included. [bytes]
+        time_limit_s: For the bound. [s]
+
+    Returns:
+        The schedule, if there is one within the budget.
+    """
+    schedule = nested(problem, budget_bytes)
+    if schedule is None:
+        return Solution(None, message="no nested replays are within the budget")
+    bound = bound_ns(problem, budget_bytes, (), time_limit_s=time_limit_s)
+    if bound is None:
+        return Solution(schedule, message="nested replays")
+    return Solution(schedule, bound, ANY_REPLAYS, "nested replays")
