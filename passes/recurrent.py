@@ -46,8 +46,8 @@ def refuse_lost_dropout(graph: fx.Graph) -> None:
             name = node.target.__name__  # type: ignore[union-attr]  # why: it was found by its target
             raise UnsupportedGraphError(
                 f"torch's trace of {name} at {source_of(node) or 'an unknown line'} leaves out the "
-                f"dropout of {dropout} between its {int(layers)} layers. Use one module for each "
-                "layer with nn.Dropout between them, or dropout=0.",
+                f"dropout of {dropout} between its {int(layers)} layers.\nRemedy: use one "
+                "module for each layer with nn.Dropout between them, or dropout=0.",
                 node.name,
                 name,
                 source_of(node),
