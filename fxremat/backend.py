@@ -8,11 +8,11 @@ from torch import fx
 from fxremat.compiling import Backend
 from fxremat.errors import BudgetError, OptionError
 from fxremat.options import make_options
-from fxremat.passes.tangents import tangents_held
+from fxremat.passes.tangents import ask_torch
 from fxremat.passes.tracing import backend_arguments, shortened
 from fxremat.session import Session
 
-tangents_held()  # torch.compile loads this module before it traces, and inside a trace is too late
+ask_torch()  # torch.compile loads this module before it traces, and inside a trace is too late
 
 _sessions: dict[int, tuple[object, Session]] = {}
 

@@ -25,7 +25,7 @@ from fxremat.passes.ddp import HINT, bucket_bytes, is_ddp
 from fxremat.passes.failures import explain, explain_backend
 from fxremat.passes.seeding import tensors_in
 from fxremat.passes.select import mark
-from fxremat.passes.tangents import tangents_held
+from fxremat.passes.tangents import ask_torch
 from fxremat.passes.tracing import (
     BackendCompilerFailed,
     TorchDynamoException,
@@ -137,7 +137,7 @@ class Installed:
         changed = (id(t) for t, needed in self.inputs() if t.requires_grad != needed)
         key = (kind, symbolic, outside_bytes, *trained, *changed)
         if key not in self.compiled:
-            tangents_held()  # cannot be asked inside a trace
+            ask_torch()
             options = self.session.options
             held = options.gradients == "held"
             backend = Backend(self.session, self.tensors, held, self.trace, outside_bytes)

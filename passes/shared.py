@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from fxremat.errors import UnsupportedGraphError
 from fxremat.passes.joint import Joint, source_of, target_name
+from fxremat.passes.tangents import copied_tangent
 from fxremat.passes.unsized import unsized
 
 
@@ -83,9 +84,18 @@ def shared_outputs(graph: torch.fx.GraphModule) -> Shared:
         elif storage in seen:
             turn_bytes += 2 * whole_bytes + own_bytes
         seen.add(storage)
+        beside_bytes += _copied_bytes(value)
         if value.numel() == 1 and others[storage] > 1:
             beside_bytes += own_bytes  # the gradient that ``backward`` starts from is held outside
     return Shared(lent, beside_bytes, turn_bytes)
+
+
+def _copied_bytes(value: torch.Tensor) -> int:
+    """Of a tangent that torch copies, at most: the copied one may be freed earlier. [bytes]"""
+    if not copied_tangent(value):
+        return 0
+    _refuse_symbolic(value)
+    return value.numel() * value.element_size()
 
 
 def _refuse_symbolic(value: torch.Tensor) -> None:
