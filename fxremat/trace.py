@@ -161,7 +161,7 @@ class Trace:
         """Remember what calls and backwards have to know of the joint graph's ends."""
         self.reach = reach_of(joint)
         self.writes = bool(joint.mutated)
-        self.aliases = aliases_of(joint, self.inputs, self.session.name)
+        self._lay(joint)
         primals = primals_of(joint)
         if len(primals) == self.num_inputs:  # else AOTAutograd has merged or split some
             self.written = frozenset(i for i, n in enumerate(primals) if n.name in joint.mutated)
@@ -243,6 +243,13 @@ class Trace:
     def unchecked(self, args: Sequence[Any]) -> Sequence[torch.Tensor]:
         """What autograd saves of a call's inputs without a look at their versions."""
         return self.aliases.unchecked(args, self._saved())
+
+    def _lay(self, joint: Joint) -> None:
+        """Remember how the inputs lie; when a graph is compiled once more, that is known."""
+        if self.inputs:
+            self.aliases = aliases_of(joint, self.inputs, self.session.name)
+        else:
+            self.aliases.mark(joint)
 
     def _saved(self) -> Sequence[str]:
         return self.graphs.saved if self.graphs is not None else ()
@@ -381,8 +388,7 @@ class Trace:
     def inference_compiler(self, module: fx.GraphModule, _inputs: object) -> Boxed:
         """AOTAutograd's compiler of graphs without a backward."""
         code = boxed(module)
-        joint = joint_of(module, ends_of_code(module)[1])
-        self.aliases = aliases_of(joint, self.inputs, self.session.name)
+        self._lay(joint_of(module, ends_of_code(module)[1]))
 
         def choose() -> Boxed:
             self.mark()

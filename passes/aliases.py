@@ -113,6 +113,17 @@ class Aliases:
         """Inputs that the backward gets without a look at their versions."""
         return [args[i] for i in sorted(self.apart.intersection(self._inputs(saved)))]
 
+    def mark(self, joint: Joint) -> "Aliases":
+        """Mark, in another trace of the same graph, what is saved without a check; itself again."""
+        described = {node: node.meta.get("desc") for node in primals_of(joint)}
+        apart = {
+            node
+            for node, d in described.items()
+            if isinstance(d, PlainAOTInput) and d.idx in self.apart
+        }
+        _mark(joint.graph, apart)
+        return self
+
     def _inputs(self, names: Iterable[str]) -> set[int]:
         return {self.places[name] for name in names if name in self.places}
 
@@ -149,8 +160,7 @@ def aliases_of(joint: Joint, inputs: Sequence[tuple[str, Any]], name: str) -> Al
             )
     if is_symbolic(joint.module) and (overlaps or apart):
         raise UnsupportedGraphError(SYMBOLIC.format(name=name))
-    _mark(joint.graph, {node for node in described if places.get(node.name) in apart})
-    return Aliases(written, merged, overlaps, apart, places, names)
+    return Aliases(written, merged, overlaps, apart, places, names).mark(joint)
 
 
 def _mark(graph: fx.Graph, inputs: Collection[fx.Node]) -> None:

@@ -106,8 +106,8 @@ def test_compare_has_a_row_for_every_solver(
 ) -> None:
     import fxremat
 
-    save_problem(random_problem(5), tmp_path / "p.json")
-    baseline, floor = fxremat.frontier(random_problem(5), points=2)
+    save_problem(random_problem(6), tmp_path / "p.json")
+    baseline, floor = fxremat.frontier(random_problem(6), points=2)
     assert floor.peak_bytes < baseline.peak_bytes
     words = ["compare", str(tmp_path / "p.json"), "--budget", str(floor.peak_bytes)]
     assert main(words) == 0
