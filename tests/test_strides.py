@@ -70,9 +70,11 @@ def attention(h: torch.Tensor) -> torch.Tensor:
     [
         lambda: (Turned(), torch.randn(6, 8)),
         lambda: (Ways(time_first), torch.randn(2, 6, 8)),
-        lambda: (Ways(one_after_another), torch.randn(2, 6, 8)),
+        pytest.param(
+            lambda: (Ways(one_after_another), torch.randn(2, 6, 8)), marks=pytest.mark.slow
+        ),
         lambda: (Ways(mixed), torch.randn(2, 6, 8)),
-        lambda: (Ways(attention), torch.randn(2, 6, 8)),
+        pytest.param(lambda: (Ways(attention), torch.randn(2, 6, 8)), marks=pytest.mark.slow),
     ],
     ids=["turned", "time first", "one after another", "mixed", "attention"],
 )
