@@ -1,11 +1,11 @@
-# make demo | test | test-all | models | fuzz | check | cuda | bench | format | clean; each installs what it needs into .venv first.
+# make demo | test | test-all | models | fuzz | check | cuda | bench | planner | format | clean; each installs what it needs into .venv first.
 # `make check test` runs both.
 
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: demo test test-all models fuzz check cuda bench format install clean
+.PHONY: demo test test-all models fuzz check cuda bench planner format install clean
 .DEFAULT_GOAL := demo
 
 demo: $(INSTALLED)
@@ -35,6 +35,9 @@ cuda: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python examples/benchmarks/peers.py
+
+planner: $(INSTALLED)
+	$(BIN)/python examples/benchmarks/planner.py
 
 format: $(INSTALLED)
 	$(BIN)/ruff format .

@@ -15,6 +15,7 @@ FOLDER = Path(__file__).parents[1] / "examples" / "benchmarks"
 pytest.importorskip("transformers")
 pytest.importorskip("diffusers")
 sys.path.insert(0, str(FOLDER))
+import planner  # noqa: E402
 import planner_models  # noqa: E402
 import planner_problems  # noqa: E402
 from planner_random import random_problem  # noqa: E402
@@ -88,3 +89,15 @@ def test_the_table_names_every_problem(tmp_path: Path, capsys: pytest.CaptureFix
     assert planner_problems.main(["--folder", str(tmp_path), "--only", "random-100"]) == 0
     (line,) = [text for text in capsys.readouterr().out.splitlines() if "random-100" in text]
     assert line.split()[2] == "100"
+
+
+@pytest.mark.slow
+def test_the_planner_is_compared_with_the_other_solvers_at_their_own_peaks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--folder", str(tmp_path), "--only", "random-100", "--parts", "2"]
+    status = planner.main([*words, "--others", "greedy", "block"])
+    lines = capsys.readouterr().out.splitlines()
+    assert status == 0, lines
+    assert sum(line.startswith("random-100") for line in lines) >= 3 + 1
+    assert "0 of" in lines[-1]
