@@ -1,6 +1,7 @@
 """``torch.compile(model, backend="fxremat", options={"budget": "8GiB"})``: the entry point."""
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 from torch import fx
@@ -47,7 +48,7 @@ def _session(options: dict[str, Any] | None) -> Session:
         )
     key = id(options)
     if key not in _sessions:  # the dict is kept beside its session, so no other gets its id
-        given = dict(options)
+        given = {"fullgraph": False, **options}  # a break splits the graph without a word
         made = make_options(given.pop("budget"), given)
         if made.verify:
             raise OptionError(
@@ -70,3 +71,8 @@ def compiled_session(compiled: Any) -> Session | None:
     options = backend_arguments(compiled).get("options")
     found = _sessions.get(id(options))
     return found[1] if found is not None else None
+
+
+# Importing it makes Dynamo forget what it has compiled; reports need it, and would do so too late.
+# It stands here since it imports from this module.
+import_module("fxremat.install")

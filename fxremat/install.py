@@ -34,7 +34,7 @@ from fxremat.passes.tracing import (
 )
 from fxremat.reporting import RematReport
 from fxremat.session import Session
-from fxremat.shapes import Shapes, kind_and_shapes, naming
+from fxremat.shapes import Shapes, kind_and_shapes, naming, of_one_piece
 from fxremat.together import storages_in
 from fxremat.trace import Trace
 from fxremat.unplanned import (
@@ -173,9 +173,11 @@ class Installed:
         try:
             output = self.step(self.kind(existing_bytes), args, kwargs)
         except InfeasibleBudgetError as error:
-            if not self.session.graphs:
-                raise
-            raise naming(error, tensors_in((args, kwargs))) from None
+            if self.session.graphs:
+                error = naming(error, tensors_in((args, kwargs)))
+            if self.session.shares and not self.session.known:
+                error = of_one_piece(error)
+            raise error from None
         if self.session.idle and torch.is_grad_enabled() and computed(output, (args, kwargs)):
             raise unplanned(self.session.name)
         told = self.session.options.fullgraph or self.session.options.reserve != 0

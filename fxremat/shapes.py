@@ -62,6 +62,16 @@ def naming(error: InfeasibleBudgetError, tensors: Iterable[torch.Tensor]) -> Inf
     return InfeasibleBudgetError(text, error.budget_bytes, error.floor_bytes)
 
 
+def of_one_piece(error: InfeasibleBudgetError) -> InfeasibleBudgetError:
+    """The same error, of a piece between graph breaks while later ones are not known."""
+    text = (
+        f"{error} That is for one piece and those before it: with fullgraph=False later pieces are "
+        "seen when they are reached, and may need more. A call with a large budget sees them all; "
+        "fxremat.report(model).floor_bytes is then the least that works."
+    )
+    return InfeasibleBudgetError(text, error.budget_bytes, error.floor_bytes)
+
+
 def _kind(leaf: object) -> Hashable:
     if isinstance(leaf, torch.Tensor):
         return leaf.dtype, leaf.dim(), leaf.device.type, leaf.requires_grad

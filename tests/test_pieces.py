@@ -96,3 +96,13 @@ def test_forwards_that_wait_are_counted_and_the_number_that_fits_is_named() -> N
     dropped = model(X)  # nothing waits any more
     del dropped
     model(X)
+
+
+def test_a_budget_too_small_for_the_first_piece_speaks_of_later_ones() -> None:
+    model = fxremat.optimize(Broken(), 1000, **PIECES)
+    with pytest.raises(fxremat.InfeasibleBudgetError, match="later pieces"):
+        step(model)
+    roomy = fxremat.optimize(Broken(), "1GiB", **PIECES)
+    step(roomy)
+    enough = fxremat.optimize(Broken(), fxremat.report(roomy).floor_bytes, **PIECES)
+    step(enough)

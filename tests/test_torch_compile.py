@@ -1,5 +1,6 @@
 """``torch.compile(..., backend="fxremat")`` and Inductor as the executor."""
 
+import copy
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from torch import nn
 
 import fxremat
 import fxremat.backend
+from fxremat.check import same_bits
 from tests.steps import QUICK, same_gradients
 
 
@@ -125,3 +127,36 @@ def test_inductor_is_verified_against_the_unrewritten_graph() -> None:
     check = fxremat.verify(model, (X,), budget="95%", executor="inductor", repeats=1, **QUICK)
     assert not check.beyond_bound
     assert check.rng_equal
+
+
+class Halves(nn.Module):
+    """Two halves, between which the graph breaks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Sequential(mlp(), nn.Linear(4, 8)), mlp()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        torch._dynamo.graph_break()
+        return self.second(x).square().mean()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("budget", ["75%", "1MiB"])
+def test_a_graph_that_breaks_is_planned_as_one_under_one_budget(budget: str) -> None:
+    model = Halves()
+    plain = copy.deepcopy(model)
+    compiled = torch.compile(model, backend="fxremat", options={"budget": budget, **QUICK})
+    for _ in range(3):
+        for each in (compiled, plain):
+            each.zero_grad()
+            torch.manual_seed(6)
+            each(X).backward()
+        for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            assert same_bits(mine.grad, theirs.grad)
+    report = fxremat.report(compiled)
+    assert any("2 pieces" in note for note in report.notes)
+    assert report.predicted_peak_bytes <= report.budget_bytes
+    model.zero_grad()
+    peak = fxremat.measure_peak(lambda: compiled(X).backward()).peak_bytes
+    assert peak + sum(t.nbytes for t in (*model.parameters(), X)) <= report.budget_bytes
