@@ -35,7 +35,8 @@ def _dropout(value: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     if p == 1:
         return value.mul(torch.zeros((), dtype=value.dtype, device=value.device))
     if value.device.type == "cpu" and _rounds_otherwise(p, value.dtype):
-        kept = torch.empty_like(value, dtype=torch.bool).bernoulli_(1 - p)
+        # It draws into memory laid out like value, as eager does; in a trace bernoulli_ would not.
+        kept = torch.native_dropout(value, p, train)[1]
         return value * kept.to(value.dtype).div(1 - p)
     dropped: torch.Tensor = torch.native_dropout(value, p, train)[0]
     return dropped

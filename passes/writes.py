@@ -5,6 +5,8 @@ wrong silently in two ways:
 
 - ``v.normal_()`` draws in another order, or by another algorithm, where the memory of ``v`` is not
   contiguous; the copy is, so the values and the generator's state would be others.
+  ``alpha_dropout`` draws into such a mask where its argument is permuted, and what ``rrelu``
+  returns is laid out otherwise, so that ``rand_like`` of it draws otherwise.
 - In ``w.expand(3, 5).zero_()`` several elements share one place; carried over, they are added up.
 """
 
@@ -22,6 +24,7 @@ from fxremat.passes.joint import source_of, target_name
 
 # Their kernels have a faster way that fills contiguous memory; no property of an operator says so.
 _FILLS = frozenset({"normal", "bernoulli", "exponential"})
+_MASKED = frozenset({"alpha_dropout", "rrelu"})  # fill something like their argument in place
 _IN_PLACE = frozenset(
     {
         operator.iadd, operator.iand, operator.ifloordiv, operator.ilshift, operator.imatmul,
@@ -67,6 +70,12 @@ def _refuse_in(graph: fx.Graph) -> None:
                     "x.copy_(torch.randn_like(x))), or call .contiguous() before."
                 )
                 raise _refusal(node, why)
+        if _draws_like_its_argument(node):
+            why = (
+                "draws random numbers for a tensor that is not contiguous. A graph would draw "
+                "others than eager does.\nRemedy: call .contiguous() before."
+            )
+            raise _refusal(node, why)
         behind = (each for each in node.all_input_nodes if each in shared)
         if _is_expanded(_tensor(node)) or any(_views(node, each) for each in behind):
             shared.add(node)
@@ -110,6 +119,17 @@ def _draws(node: fx.Node) -> bool:
     """Does a call draw otherwise where memory is not contiguous?"""
     name = _name(node).rstrip("_")
     return name in _FILLS or "dropout" in name
+
+
+def _draws_like_its_argument(node: fx.Node) -> bool:
+    """Does a call draw in place into memory that lies as its argument does, and train?"""
+    name = _name(node).rstrip("_")
+    value = next((v for n in node.all_input_nodes if (v := _tensor(n)) is not None), None)
+    if name not in _MASKED or value is None or torch.empty_like(value).is_contiguous():
+        return False
+    arguments = dict(_named(node))
+    flags = [each for each in node.args if isinstance(each, bool)] or [name != "rrelu"]
+    return bool(arguments.get("training", arguments.get("train", all(flags))))
 
 
 def _written(node: fx.Node) -> Iterator[fx.Node]:

@@ -94,3 +94,47 @@ def test_torch_has_its_own_dropout_back_after_a_trace() -> None:
     step: Any = fxremat.optimize(lambda x: functional.dropout(x, 0.15), "1MiB", **QUICK)
     step(leaf(3, 4)).sum().backward()
     assert torch.ops.aten.dropout.default.py_kernels == before
+
+
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "movedim": lambda x: x.movedim(0, -1),
+    "transpose": lambda x: x.transpose(1, 2),
+    "slices": lambda x: x[..., ::2],
+    "expanded": lambda x: x[:1].expand(3, *x.shape[1:]),
+}
+DRAWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "dropout": lambda x: functional.dropout(x, 0.15),
+    "alpha_dropout": lambda x: functional.alpha_dropout(x, 0.1, True),
+    "feature_alpha_dropout": lambda x: functional.feature_alpha_dropout(x, 0.1, True),
+    "rrelu": lambda x: torch.rand_like(functional.rrelu(x, training=True)) * x,
+    "rrelu of evaluation": lambda x: functional.rrelu(x),
+    "alpha_dropout of evaluation": lambda x: functional.alpha_dropout(x, 0.1, False),
+    "rand_like": lambda x: torch.rand_like(x) * x,
+    "gumbel_softmax": lambda x: functional.gumbel_softmax(x),
+    "bernoulli": lambda x: torch.bernoulli(x.sigmoid()) * x,
+}
+REFUSED = {
+    (draw, layout) for draw in ("alpha_dropout", "rrelu") for layout in ("movedim", "transpose")
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("draw", DRAWS)
+def test_draws_for_strided_memory_are_those_of_eager_or_refused(
+    draw: str, layout: str, dtype: torch.dtype
+) -> None:
+    def step(x: torch.Tensor) -> Any:
+        return DRAWS[draw](LAYOUTS[layout](x))
+
+    def make() -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return step, (leaf(2, 3, 4, 6, dtype=dtype),)
+
+    def optimised(fn: Any) -> Any:
+        return fxremat.optimize(fn, "100%", **QUICK)
+
+    if (draw, layout) in REFUSED:
+        with pytest.raises(fxremat.UnsupportedGraphError, match=r"contiguous\(\)"):
+            run(make, optimised)
+        return
+    assert differing(run(make), run(make, optimised)) == []
