@@ -234,6 +234,7 @@ REMEDIES: dict[str, tuple[Step, tuple[int, ...]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REMEDIES)
 def test_what_a_remedy_names_is_planned(name: str) -> None:
     fn, shape = REMEDIES[name]

@@ -231,6 +231,7 @@ def test_a_length_that_does_not_fit_is_named_and_the_others_go_on() -> None:
         assert fxremat.report(net).predicted_peak_bytes <= budget_bytes
 
 
+@pytest.mark.slow
 def test_backwards_of_two_lengths_in_flight_run_the_code_of_their_own_forward() -> None:
     def train(wrap: Callable[[Any], Any]) -> list[torch.Tensor | None]:
         torch.manual_seed(3)

@@ -73,7 +73,7 @@ def attention(h: torch.Tensor) -> torch.Tensor:
         pytest.param(
             lambda: (Ways(one_after_another), torch.randn(2, 6, 8)), marks=pytest.mark.slow
         ),
-        lambda: (Ways(mixed), torch.randn(2, 6, 8)),
+        pytest.param(lambda: (Ways(mixed), torch.randn(2, 6, 8)), marks=pytest.mark.slow),
         pytest.param(lambda: (Ways(attention), torch.randn(2, 6, 8)), marks=pytest.mark.slow),
     ],
     ids=["turned", "time first", "one after another", "mixed", "attention"],
