@@ -33,7 +33,7 @@ class Session:
         started_s: When the trace in progress began. [s]
         alone: Nobody else's tensors are on the device, so what it holds can be compared.
         waiting: Autograd nodes of forwards whose backward has not run.
-        find_gradients: Bytes of the gradients that exist now; 0 where nobody can tell. [bytes]
+        find_gradients: Bytes of the gradients that exist now; None where only graphs know. [bytes]
     """
 
     options: Options
@@ -52,7 +52,7 @@ class Session:
     waiting: "weakref.WeakKeyDictionary[Any, Flight]" = field(
         default_factory=weakref.WeakKeyDictionary
     )
-    find_gradients: Callable[[], int] = lambda: 0
+    find_gradients: Callable[[], int] | None = None
 
     @property
     def shares(self) -> bool:
@@ -88,20 +88,34 @@ class Session:
         self.call = Call(existing_bytes=existing_bytes)
         self.number += 1
 
-    def turn(self, context: object, record: GraphRecord | None, *, keeps_graph: bool) -> None:
+    def turn(
+        self,
+        context: object,
+        record: GraphRecord | None,
+        gradient_bytes: int,
+        *,
+        keeps_graph: bool,
+    ) -> None:
         """A backward starts; unless the graph is kept, its forward waits no more.
+
+        Args:
+            context: Its autograd node.
+            record: Its graph; None where nothing is planned.
+            gradient_bytes: Gradients that exist now. [bytes]
+            keeps_graph: It may run once more.
 
         Raises:
             InfeasibleBudgetError: It keeps its graph, for which there is no room.
             OverBudgetError: There is no room beside gradients that came since the forward.
         """
         self.turned = True
-        flight = self.waiting.get(context)
-        if record is not None and len(self.ran) == 1:  # what pieces hold is planned otherwise
-            own = self.number if flight is None else flight.call
-            held_bytes = sum(f.held_bytes for f in self.waiting.values() if f.call != own)
-            more_bytes = max(0, self.find_gradients() - record.piece.existing_bytes)
-            record.check_backward(held_bytes + more_bytes, keeps_graph=keeps_graph)
+        if record is not None:
+            flight = self.waiting.get(context)
+            others = self._others(self.number if flight is None else flight.call)
+            more_bytes = sum(each.held_bytes for each in others)
+            if len(self.ran) == 1:  # of several pieces, the gradients of later ones are planned for
+                more_bytes += max(0, gradient_bytes - record.piece.existing_bytes)
+            record.check_backward(more_bytes, keeps_graph=keeps_graph)
         if not keeps_graph:
             self.waiting.pop(context, None)
 
@@ -127,7 +141,7 @@ class Session:
         if record.differentiated and more_bytes > 0:
             _check_gradients(record.plan, more_bytes, self.options.gradients)
         ran = [*self.earlier(record.piece.frame), record]
-        if self.options.fullgraph and len(ran) > 1:  # another thread's call
+        if self.told and self.options.fullgraph and len(ran) > 1:  # another thread's call
             self.call = Call(existing_bytes=self.existing_bytes)
             ran = [record]
         known = self._following(tuple(r.key for r in ran if r.differentiated))
@@ -182,16 +196,17 @@ class Session:
     def _check_waiting(self, record: GraphRecord) -> None:
         """Is there room beside forwards of other calls that wait for their backward?"""
         budget_bytes = record.plan.budget_bytes
-        if self.waiting and record.peak_beside(self._others()) > budget_bytes:
+        if self.waiting and record.peak_beside(self._others(self.number)) > budget_bytes:
             gc.collect()  # a cycle may keep what nobody can run back any more
-            if record.peak_beside(self._others()) > budget_bytes:
-                _refuse_another(record, self._others())
+            others = self._others(self.number)
+            if record.peak_beside(others) > budget_bytes:
+                _refuse_another(record, others)
 
-    def _others(self) -> list[Flight]:
-        """The other calls that wait for their backward, each with all its pieces."""
+    def _others(self, call: int) -> list[Flight]:
+        """The calls beside one that wait for their backward, each with all its pieces."""
         found: dict[int, Flight] = {}
         for number, held_bytes, waiting_bytes in self.waiting.values():
-            if number != self.number:
+            if number != call:
                 before = found.get(number, Flight(number, 0, 0))
                 found[number] = Flight(
                     number, before.held_bytes + held_bytes, before.waiting_bytes + waiting_bytes

@@ -348,9 +348,17 @@ class Trace:
         if any(has_hooks(tensor) for tensor in found):
             raise UnsupportedGraphError(HOOKED.format(name=self.session.name))
         keeps = keeps_graph()
-        self.session.turn(context, record, keeps_graph=keeps)
+        self.session.turn(context, record, self._gradient_bytes(flight), keeps_graph=keeps)
         if record is not None and self.device.type == "cuda" and self.session.alone:
             record.check_entry(torch.cuda.memory_allocated(self.device))
+
+    def _gradient_bytes(self, flight: Flight) -> int:
+        """Gradients that exist now; where nobody knows the module, those of the graph's inputs."""
+        if self.session.find_gradients is not None:
+            return self.session.find_gradients()
+        given = (reference() for reference in flight.inputs)
+        found = seen((t.grad for t in given if t is not None and t.is_leaf), self.device)
+        return sum({each.key: each.size_bytes for each in found}.values())
 
     def forward_compiler(self, module: fx.GraphModule, _inputs: object) -> Boxed:
         """AOTAutograd's compiler of forwards."""

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import fxremat
+import fxremat.backend
 from fxremat.errors import InfeasibleBudgetError, OverBudgetError
 from fxremat.passes.seeding import unit
 from tests.steps import QUICK
@@ -144,6 +145,43 @@ def test_gradients_that_came_since_the_forward_are_counted_when_the_backward_sta
         assert mine.grad is not None
         assert theirs.grad is not None
         assert torch.equal(mine.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("step", LATE, ids=lambda step: step.__name__)
+def test_they_are_counted_under_torch_compile_as_well(step: Callable[[Any], None]) -> None:
+    net = Net()
+    compiled = torch.compile(
+        net, backend=fxremat.backend.fxremat, options={"budget": "46kB", **QUICK}
+    )
+
+    def whole(call: Any) -> None:
+        """The same step on the compiled module, whose parameters are those of the module."""
+        step(type("Call", (), {"__call__": lambda _, x: call(x), "parameters": net.parameters})())
+
+    with pytest.raises(OverBudgetError, match="since its forward"):
+        whole(compiled)
+
+
+def test_a_kept_graph_of_pieces_is_held_to_the_budget() -> None:
+    class Halves(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            first = self.layers[:2](x)
+            torch._dynamo.graph_break()
+            return self.layers[2:](first).square().sum()  # type: ignore[no-any-return]
+
+    model = Halves()
+    x = torch.randn(512, 16)
+    roomy = fxremat.optimize(model, "1GiB", fullgraph=False, **QUICK)
+    roomy(x).backward()
+    budget_bytes = fxremat.report(roomy).floor_bytes
+    fxremat.restore(model)
+    model.zero_grad()
+    torch._dynamo.reset()
+    tight = fxremat.optimize(model, budget_bytes, fullgraph=False, **QUICK)
+    warm(lambda net: net(x).backward(), tight)
+    loss = tight(x)
+    with pytest.raises(InfeasibleBudgetError, match="retain_graph=True"):
+        loss.backward(retain_graph=True)
 
 
 def test_the_number_of_forwards_that_fit_is_right() -> None:
