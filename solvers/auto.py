@@ -9,11 +9,11 @@ from dataclasses import replace
 
 from fxremat.plans import Solution
 from fxremat.problem import RematProblem
-from fxremat.schedule import expand
 from fxremat.simulate import Schedule, simulate
 from fxremat.solvers.beyond import beyond, lowest
 from fxremat.solvers.floor import FLOOR_LIMIT_S, core_of, least
 from fxremat.solvers.refine import refine
+from fxremat.solvers.save_all import save_all
 from fxremat.solvers.search import Clock
 
 _CLOSE_STEP = 0.01  # share of the step that a plan may be above its bound and is left alone
@@ -31,17 +31,18 @@ def auto(problem: RematProblem, budget_bytes: int, *, time_limit_s: float) -> So
         The schedule with a bound, and the name of the solver that found it; none when not even the
         floor is within the budget.
     """
-    everything = expand(problem, problem.candidates)
-    if simulate(problem, everything).peak_bytes <= budget_bytes:
-        return Solution(everything, 0, "every plan", "everything fits", "save_all")
     clock = Clock(time_limit_s)
+    everything = save_all(problem, budget_bytes, time_limit_s=time_limit_s)
+    if everything.schedule is not None:
+        return replace(everything, bound_class="every plan", solver="save_all")
     once = refine(problem, budget_bytes, time_limit_s=clock.left_s(), deep=False)
     if once.schedule is not None and _close(problem, once):
         return replace(once, solver="ilp")
-    core, _ = core_of(problem)
+    core, search = core_of(problem)
     core_bytes = budget_bytes - problem.resident_bytes
     often = beyond(core, core_bytes, time_limit_s=max(1.0, clock.left_s()))
     if once.schedule is None and often.schedule is None:
+        least(core, search, Clock(FLOOR_LIMIT_S))  # a budget below it is then not searched again
         once = refine(problem, budget_bytes, time_limit_s=clock.left_s())
     found = [replace(once, solver="ilp"), replace(often, solver="nested")]
     return min(found, key=lambda solution: _cost_ns(problem, solution))

@@ -30,7 +30,7 @@ def refine(
     found: Judged | None = None
     if core_bytes > 0 and (lowest is None or lowest.peak_bytes <= core_bytes):
         found = within(search, core_bytes, clock)
-    if found is None and lowest is None and not deep:
+    if found is None and not deep:  # known or not: the answer is the same in every process
         return Solution(None, message="none was found")
     if found is None:
         lowest = lowest or least(core, search, Clock(FLOOR_LIMIT_S))

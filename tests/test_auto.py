@@ -1,6 +1,7 @@
 """What ``solver="auto"`` chooses: one replay of each operation, or nested ones."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from fxremat.solvers.auto import auto, floor
 from fxremat.solvers.beyond import MOST_FORWARDS, beyond, lowest, nested
 from fxremat.solvers.bound import ANY_REPLAYS, BOUND_CLASS, bound_ns
 from fxremat.solvers.chain import find_chain
-from fxremat.solvers.floor import core_of, least
+from fxremat.solvers.floor import _FLOORS, core_of, least
 from fxremat.solvers.nested import unroll
 from fxremat.solvers.revolve import _binomial
 from fxremat.solvers.search import Clock
@@ -75,6 +76,18 @@ def test_several_replays_are_taken_below_what_one_can_do() -> None:
     assert max(replayed.values()) > 1
     with pytest.raises(InfeasibleBudgetError):
         fxremat.plan(problem, once - 1, solver="block")
+
+
+def test_whether_the_floor_is_known_changes_no_plan() -> None:
+    for problem in (chain_of_steps(12), random_problem(6), random_problem(11)):
+        again = replace(problem, name="as in another process")
+        low = simulate(problem, floor(problem)).peak_bytes
+        _FLOORS.clear()
+        high = simulate(problem, expand(problem, problem.candidates)).peak_bytes
+        budgets = [low + eighths * (high - low) // 8 for eighths in range(8)]
+        before = [auto(problem, budget, time_limit_s=LIMIT_S).schedule for budget in budgets]
+        floor(again)
+        assert before == [auto(again, budget, time_limit_s=LIMIT_S).schedule for budget in budgets]
 
 
 def test_one_replay_is_taken_where_it_is_cheap(layers: RematProblem) -> None:
