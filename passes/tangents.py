@@ -7,7 +7,7 @@ outputs are. Both decide what counts at the peak, so they are asked rather than 
 process.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -34,29 +34,32 @@ def outlives_backward(tangent: object) -> bool:
 def tangents_held() -> bool:
     """Does torch keep the tangents until the backward has returned?
 
-    Must be called outside a trace: it compiles one operator and runs its backward.
+    Must be called outside a trace, as ``_probed`` compiles one operator.
     """
-    found: list[bool] = []
 
-    def forward_compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
-        return gm.forward
+    def look(args: list[Any], run: Callable[..., Any]) -> tuple[bool, Any]:
+        tangent = StorageWeakRef(args[-1].untyped_storage())
+        result = run(*args)
+        args.clear()
+        return not tangent.expired(), result
 
-    def backward_compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
-        def run(args: list[Any]) -> Any:
-            tangent = StorageWeakRef(args[-1].untyped_storage())
-            result = gm(*args)
-            args.clear()
-            found.append(not tangent.expired())
-            return result
+    return _probed(torch.sin, (3,), look)
 
-        run._boxed_call = True  # type: ignore[attr-defined]  # why: torch looks for it on the instance
-        return run
 
-    with real_mode(), torch.enable_grad(), torch.random.fork_rng(devices=()):
-        probe = aot_function(torch.sin, forward_compiler, backward_compiler)
-        value = torch.ones(3, requires_grad=True)
-        (probe(value) * torch.ones(3)).sum().backward()  # a tangent of its own, that nobody copies
-    return found[0]
+@lru_cache(maxsize=1)
+def permuted_tangents_copied() -> bool:
+    """Does torch copy tangents that are neither contiguous nor in channels last?
+
+    Must be called outside a trace, as ``_probed`` compiles one operator.
+    """
+
+    def turned(value: torch.Tensor) -> torch.Tensor:
+        return value.t().sin()
+
+    def look(args: list[Any], run: Callable[..., Any]) -> tuple[bool, Any]:
+        return bool(args[-1].is_contiguous()), run(*args)
+
+    return _probed(turned, (3, 2), look)
 
 
 def ask_torch() -> None:
@@ -76,11 +79,18 @@ def copied_tangent(output: torch.Tensor) -> bool:
     return not output.is_contiguous(memory_format=suggest_memory_format(output))
 
 
-@lru_cache(maxsize=1)
-def permuted_tangents_copied() -> bool:
-    """Does torch copy tangents that are neither contiguous nor in channels last?
+def _probed(
+    function: Callable[[torch.Tensor], torch.Tensor],
+    shape: tuple[int, ...],
+    look: Callable[[list[Any], Callable[..., Any]], tuple[bool, Any]],
+) -> bool:
+    """Compile a function with AOTAutograd and look at the arguments of its backward.
 
-    Must be called outside a trace: it compiles one operator and runs its backward.
+    Args:
+        function: Of one tensor.
+        shape: Of that tensor.
+        look: Told the arguments of the backward and how to run it; says what was seen, and the
+            gradients.
     """
     found: list[bool] = []
 
@@ -89,17 +99,16 @@ def permuted_tangents_copied() -> bool:
 
     def backward_compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         def run(args: list[Any]) -> Any:
-            found.append(bool(args[-1].is_contiguous()))
-            return gm(*args)
+            seen, result = look(args, gm)
+            found.append(seen)
+            return result
 
         run._boxed_call = True  # type: ignore[attr-defined]  # why: torch looks for it on the instance
         return run
 
-    def turned(value: torch.Tensor) -> torch.Tensor:
-        return value.t().sin()
-
     with real_mode(), torch.enable_grad(), torch.random.fork_rng(devices=()):
-        probe = aot_function(turned, forward_compiler, backward_compiler)
-        value = torch.ones(3, 2, requires_grad=True)
-        (probe(value) * torch.ones(3, 2).t()).sum().backward()
+        probe = aot_function(function, forward_compiler, backward_compiler)
+        result = probe(torch.ones(shape, requires_grad=True))
+        # The tangent is a tensor of its own, laid out like the result; nobody has to copy it.
+        (result * torch.ones_like(result)).sum().backward()
     return found[0]

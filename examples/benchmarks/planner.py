@@ -15,14 +15,12 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from planner_problems import NAMES, problem_of
+from planner_problems import problem_of, problem_options
 from tabulate import tabulate
 
 import fxremat
 from fxremat.errors import InfeasibleBudgetError
-from fxremat.pipeline import CACHE_DIR
 from fxremat.planning import floor_plan, save_all_peak_bytes
 from fxremat.plans import Plan
 from fxremat.problem import RematProblem
@@ -97,12 +95,7 @@ def compared(
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    folder = None if CACHE_DIR is None else CACHE_DIR / "problems"
-    parser.add_argument(
-        "--folder", type=Path, default=folder, required=folder is None, help="of the problems"
-    )
-    parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME")
+    parser = problem_options(__doc__)
     parser.add_argument("--others", nargs="*", choices=OTHERS, default=OTHERS, metavar="SOLVER")
     parser.add_argument("--parts", type=int, default=5, help="of the way from floor to baseline")
     return parser.parse_args(arguments)

@@ -163,20 +163,20 @@ def row(name: str, problem: RematProblem, facts: Facts) -> tuple[object, ...]:
     )
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+def problem_options(about: str | None) -> argparse.ArgumentParser:
+    """A command line that names problems and their folder."""
+    parser = argparse.ArgumentParser(description=(about or "").partition("\n")[0])
     folder = None if CACHE_DIR is None else CACHE_DIR / "problems"
     parser.add_argument(
         "--folder", type=Path, default=folder, required=folder is None, help="of the problems"
     )
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME")
-    return parser.parse_args(arguments)
+    return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make what is missing and print the table."""
-    options = parse(arguments)
+    options = problem_options(__doc__).parse_args(arguments)
     rows = []
     for name in options.only:
         rows.append(row(name, *problem_of(name, options.folder)))
