@@ -1,7 +1,7 @@
 """The whole way from a joint graph to the two graphs that run.
 
-capture -> analyse -> price -> extract -> solve -> simulate -> rewrite -> split. Each stage is a
-pure function on frozen data; this is the one partition function behind every way in: our own
+capture -> analyse -> price -> place -> extract -> solve -> simulate -> rewrite -> split. Each stage
+is a pure function on frozen data; this is the one partition function behind every way in: our own
 backend, ``torch.compile(backend="fxremat")`` and Inductor's ``custom_partitioner_fn``.
 """
 
@@ -22,16 +22,18 @@ from fxremat.passes.costs import OpCall, cost_key, measure_costs, uniform_costs
 from fxremat.passes.extract import Analysis, analyse, calls, extract
 from fxremat.passes.joint import Joint, is_tangent
 from fxremat.passes.merge import merge_equal
+from fxremat.passes.place import place
 from fxremat.passes.rewrite import rewrite
 from fxremat.passes.roofline import roofline_costs
 from fxremat.passes.split import Split, split
 from fxremat.passes.storages import is_held_by_caller
 from fxremat.passes.strides import with_real_strides
-from fxremat.planning import baseline_peak_bytes, make
+from fxremat.planning import UNLIMITED, baseline_peak_bytes, make, save_all_peak_bytes
 from fxremat.plans import Plan
 from fxremat.problem import RematProblem
 from fxremat.progress import PROFILING, SOLVING, Progress
-from fxremat.simulate import Schedule
+from fxremat.simulate import Schedule, simulate
+from fxremat.solvers.block import block
 
 VERSIONS = (
     ("networkx", networkx.__version__),
@@ -167,9 +169,26 @@ def pose(
     if merged is joint and not reuse:
         return Posed(unrewritten, original, profile_s)
     analysis = analyse(merged, reuse=reuse)
+    problem = state(analysis)
+    ordered = place(analyse(merged)) if reuse else merged
+    if ordered is not merged:
+        placed = analyse(ordered, reuse=True)
+        again = state(placed)
+        if holds_no_more(again, problem):
+            analysis, problem = placed, again
     peak_bytes = baseline_peak_bytes(unrewritten)
-    problem = replace(state(analysis), unrewritten_peak_bytes=peak_bytes)
-    return Posed(problem, analysis, profile_s)
+    return Posed(replace(problem, unrewritten_peak_bytes=peak_bytes), analysis, profile_s)
+
+
+def holds_no_more(placed: RematProblem, problem: RematProblem) -> bool:
+    """Is one order of the backward as good as the other, for plans that save all and little?"""
+
+    def peaks(posed: RematProblem) -> tuple[int, int]:
+        little = block(posed, UNLIMITED, time_limit_s=1.0).schedule
+        assert little is not None  # no budget is too small for it
+        return save_all_peak_bytes(posed), simulate(posed, little).peak_bytes
+
+    return all(new <= old for new, old in zip(peaks(placed), peaks(problem), strict=True))
 
 
 def price(

@@ -1,8 +1,9 @@
 """What ``solver="auto"`` does: one replay of each operation where that is enough, else several.
 
-The integer program and its search (``refine``) plan with at most one replay. Where they find
-nothing within the budget, or a plan with room above its bound, nested replays (``beyond``) are
-tried too, and the cheaper plan is taken. The floor is the lower one of both kinds.
+The integer program and its search (``refine``) plan with at most one replay, and small problems are
+searched whole. Where they find nothing within the budget, or a plan with room above its bound,
+nested replays (``beyond``) are tried too, and the cheaper plan is taken. The floor is the lower one
+of both kinds.
 """
 
 from dataclasses import replace
@@ -15,6 +16,7 @@ from fxremat.solvers.floor import FLOOR_LIMIT_S, core_of, least
 from fxremat.solvers.refine import refine
 from fxremat.solvers.save_all import save_all
 from fxremat.solvers.search import Clock
+from fxremat.solvers.small import optimum
 
 _CLOSE_STEP = 0.01  # share of the step that a plan may be above its bound and is left alone
 
@@ -36,15 +38,16 @@ def auto(problem: RematProblem, budget_bytes: int, *, time_limit_s: float) -> So
     if everything.schedule is not None:
         return replace(everything, bound_class="every plan", solver="save_all")
     once = refine(problem, budget_bytes, time_limit_s=clock.left_s(), deep=False)
-    if once.schedule is not None and _close(problem, once):
-        return replace(once, solver="ilp")
+    name = once.solver or "ilp"
+    if once.schedule is not None and name == "ilp" and _close(problem, once):
+        return replace(once, solver=name)
     core, search = core_of(problem)
     core_bytes = budget_bytes - problem.resident_bytes
     often = beyond(core, core_bytes, time_limit_s=max(1.0, clock.left_s()))
-    if once.schedule is None and often.schedule is None:
+    if once.schedule is None and often.schedule is None and optimum(core, core_bytes).given_up:
         least(core, search, Clock(FLOOR_LIMIT_S))  # a budget below it is then not searched again
         once = refine(problem, budget_bytes, time_limit_s=clock.left_s())
-    found = [replace(once, solver="ilp"), replace(often, solver="nested")]
+    found = [replace(once, solver=name), replace(often, solver="nested")]
     return min(found, key=lambda solution: _cost_ns(problem, solution))
 
 
@@ -74,8 +77,8 @@ def floor(problem: RematProblem, *, time_limit_s: float = FLOOR_LIMIT_S) -> Sche
     core, search = core_of(problem)
     clock = Clock(time_limit_s)
     often = lowest(core)
-    if often is None:
-        return search.schedule(least(core, search, clock).saved)
-    often_bytes = simulate(core, often).peak_bytes
-    once = least(core, search, clock, ceiling_bytes=often_bytes)
-    return often if often_bytes < once.peak_bytes else search.schedule(once.saved)
+    ceiling_bytes = None if often is None else simulate(core, often).peak_bytes
+    whole = optimum(core, None).schedule
+    once = whole or search.schedule(least(core, search, clock, ceiling_bytes=ceiling_bytes).saved)
+    found = [once] if often is None else [once, often]
+    return min(found, key=lambda schedule: simulate(core, schedule).peak_bytes)

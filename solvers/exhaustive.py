@@ -41,7 +41,7 @@ from fxremat.simulate import Schedule, Simulation, Step, simulate
 from fxremat.solvers.bound import BOUND_CLASS
 from fxremat.solvers.search import Clock
 
-_OPERATIONS = 14  # that can be replayed; beyond it no search is begun
+_OPERATIONS = 14  # that can be replayed, unless the caller says more
 _NODES = 400_000  # endings that one search may lengthen
 
 _State = tuple[int, int, int]  # position, operations replayed and wanted values as sets of bits
@@ -285,6 +285,7 @@ def best_schedule(
     *,
     time_limit_s: float,
     node_limit: int = _NODES,
+    most_operations: int = _OPERATIONS,
 ) -> Found:
     """Search the whole space.
 
@@ -293,13 +294,14 @@ def best_schedule(
         budget_bytes: The budget, resident bytes included; None asks for the least peak. [bytes]
         time_limit_s: When to give up. [s]
         node_limit: How many endings to lengthen before giving up.
+        most_operations: Where more can be replayed, no search is begun.
 
     Returns:
         The best schedule there is, or why there is none.
     """
     number = len({replay.operation for replay in problem.replays})
-    if number > _OPERATIONS:
-        words = f"{number} operations can be replayed, more than {_OPERATIONS}"
+    if number > most_operations:
+        words = f"{number} operations can be replayed, more than {most_operations}"
         return Found(given_up=words)
     return _Best(problem, budget_bytes).run(Clock(time_limit_s), node_limit)
 

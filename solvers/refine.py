@@ -5,6 +5,7 @@ from fxremat.problem import RematProblem
 from fxremat.solvers.bound import BOUND_CLASS, bound_ns, highest
 from fxremat.solvers.floor import FLOOR_LIMIT_S, core_of, known, least
 from fxremat.solvers.search import Clock, Goal, Judged
+from fxremat.solvers.small import optimum, solution_of
 from fxremat.solvers.within import within
 
 
@@ -26,6 +27,9 @@ def refine(
     clock = Clock(time_limit_s)
     core, search = core_of(problem)
     core_bytes = budget_bytes - problem.resident_bytes
+    whole = optimum(core, core_bytes)
+    if not whole.given_up:
+        return solution_of(whole)
     lowest = known(core, search)
     found: Judged | None = None
     if core_bytes > 0 and (lowest is None or lowest.peak_bytes <= core_bytes):
