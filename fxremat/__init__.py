@@ -24,7 +24,7 @@ from fxremat.errors import (
     UnsupportedGraphError,
     VerificationError,
 )
-from fxremat.io import load
+from fxremat.io import ProblemFileError, load
 from fxremat.plans import Plan
 from fxremat.problem import RematProblem
 from fxremat.solvers import SOLVERS
@@ -49,6 +49,7 @@ __all__ = [
     "InfeasibleBudgetError",
     "OptionError",
     "Plan",
+    "ProblemFileError",
     "RematProblem",
     "SolverError",
     "UnsupportedGraphError",

@@ -8,7 +8,7 @@ from torch import fx
 
 from fxremat.compiling import Backend
 from fxremat.errors import BudgetError, OptionError
-from fxremat.options import make_options
+from fxremat.options import check_names, make_options
 from fxremat.passes.tangents import ask_torch
 from fxremat.passes.tracing import backend_arguments, shortened
 from fxremat.session import Session
@@ -43,6 +43,7 @@ def fxremat(
 def _session(options: dict[str, Any] | None) -> Session:
     """The session of one torch.compile: those that share an options dict share it."""
     if options is None or "budget" not in options:
+        check_names(options or {})
         raise BudgetError(
             'torch.compile(..., backend="fxremat") needs a budget: options={"budget": "8GiB"}.'
         )

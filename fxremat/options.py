@@ -158,6 +158,16 @@ def make_options(budget: object, given: dict[str, Any]) -> Options:
         BudgetError: The budget cannot be read.
         OptionError: An option or its value does not exist.
     """
+    check_names(given)
+    return Options(budget=parse_budget(budget), **given)
+
+
+def check_names(given: Mapping[str, Any]) -> None:
+    """Options, apart from the budget, by their names.
+
+    Raises:
+        OptionError: There is no such option.
+    """
     known = tuple(field.name for field in fields(Options) if field.name != "budget")
     for name in given:
         if name not in known:
@@ -167,4 +177,3 @@ def make_options(budget: object, given: dict[str, Any]) -> Options:
                 given[name],
                 known,
             )
-    return Options(budget=parse_budget(budget), **given)

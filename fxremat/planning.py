@@ -12,6 +12,7 @@ from fxremat.schedule import expand
 from fxremat.simulate import simulate
 from fxremat.solvers import SOLVERS
 from fxremat.solvers.auto import auto, floor
+from fxremat.solvers.floor import FLOOR_LIMIT_S
 from fxremat.solvers.lean import lean
 
 log = logging.getLogger("fxremat")
@@ -30,26 +31,31 @@ def baseline_peak_bytes(problem: RematProblem) -> int:
     return problem.unrewritten_peak_bytes or save_all_peak_bytes(problem)
 
 
-@lru_cache(maxsize=64)
-def floor_plan(problem: RematProblem) -> Plan:
+_FLOORS: dict[RematProblem, Plan] = {}
+
+
+def floor_plan(problem: RematProblem, *, time_limit_s: float = FLOOR_LIMIT_S) -> Plan:
     """The plan with the least peak that fxremat finds; kept, so that its budget returns it.
 
     Args:
         problem: The step.
+        time_limit_s: A safety net; what was found when it struck is not kept. [s]
 
     Returns:
         The plan, with its own peak as budget.
     """
+    if problem in _FLOORS:
+        return _FLOORS[problem]
     start_s = time.perf_counter()
-    schedule = floor(problem)
+    schedule = floor(problem, time_limit_s=time_limit_s)
+    solve_s = time.perf_counter() - start_s
     peak_bytes = simulate(problem, schedule).peak_bytes
-    return make_plan(
-        problem,
-        peak_bytes,
-        Solution(schedule),
-        solver="floor",
-        solve_s=time.perf_counter() - start_s,
-    )
+    plan = make_plan(problem, peak_bytes, Solution(schedule), solver="floor", solve_s=solve_s)
+    if solve_s < time_limit_s:
+        if len(_FLOORS) >= 64:
+            _FLOORS.pop(next(iter(_FLOORS)))
+        _FLOORS[problem] = plan
+    return plan
 
 
 def make(
@@ -85,7 +91,8 @@ def make(
     name = solution.solver or solver
     solve_s = time.perf_counter() - start_s
     if solution.schedule is None:
-        return _finish(_fall_back(problem, budget_bytes, solver, start_s))
+        left_s = max(0.1, time_limit_s - solve_s)
+        return _finish(_fall_back(problem, budget_bytes, solver, left_s))
     plan = make_plan(problem, budget_bytes, solution, solver=name, solve_s=solve_s)
     if plan.peak_bytes > budget_bytes:
         raise SolverError(
@@ -133,13 +140,12 @@ def _check_solver(solver: str) -> None:
         )
 
 
-def _fall_back(problem: RematProblem, budget_bytes: int, solver: str, start_s: float) -> Plan:
+def _fall_back(problem: RematProblem, budget_bytes: int, solver: str, left_s: float) -> Plan:
     """The floor's plan where it fits, or the error that names it."""
-    least = floor_plan(problem)
+    least = floor_plan(problem, time_limit_s=left_s)
     if least.peak_bytes <= budget_bytes and solver in ("auto", "ilp"):
         solution = Solution(least.schedule)
-        solve_s = time.perf_counter() - start_s
-        return make_plan(problem, budget_bytes, solution, solver="floor", solve_s=solve_s)
+        return make_plan(problem, budget_bytes, solution, solver="floor", solve_s=least.solve_s)
     if least.peak_bytes <= budget_bytes:
         raise InfeasibleBudgetError(
             f"solver {solver!r} has no plan within {budget_bytes:,} bytes; the least budget that "
@@ -147,8 +153,9 @@ def _fall_back(problem: RematProblem, budget_bytes: int, solver: str, start_s: f
             budget_bytes,
             least.peak_bytes,
         )
+    cut = "" if problem in _FLOORS else " in the time given (time_limit_s)"
     raise InfeasibleBudgetError(
-        f"a budget of {budget_bytes:,} bytes ({format_bytes(budget_bytes)}) cannot be met: "
+        f"a budget of {budget_bytes:,} bytes ({format_bytes(budget_bytes)}) cannot be met{cut}: "
         "the least "
         f"that works is {least.peak_bytes:,} bytes ({format_bytes(least.peak_bytes)}), of which "
         f"{problem.resident_bytes:,} are resident (parameters, buffers, inputs, "

@@ -235,7 +235,7 @@ def _byte_rows(report: GraphReport) -> list[tuple[str, str, str]]:
         ("saved for the backward", report.saved_bytes),
     ]
     return [
-        (name, "not computed yet", "")
+        (name, "report.floor_bytes finds it", "")
         if size_bytes is None
         else (name, format_bytes(size_bytes), format_bytes(size_bytes, exact=True))
         for name, size_bytes in found

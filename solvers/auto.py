@@ -37,16 +37,13 @@ def auto(problem: RematProblem, budget_bytes: int, *, time_limit_s: float) -> So
     everything = save_all(problem, budget_bytes, time_limit_s=time_limit_s)
     if everything.schedule is not None:
         return replace(everything, bound_class="every plan", solver="save_all")
-    once = refine(problem, budget_bytes, time_limit_s=clock.left_s(), deep=False)
+    once = refine(problem, budget_bytes, time_limit_s=clock.left_s())
     name = once.solver or "ilp"
     if once.schedule is not None and name == "ilp" and _close(problem, once):
         return replace(once, solver=name)
-    core, search = core_of(problem)
+    core, _ = core_of(problem)
     core_bytes = budget_bytes - problem.resident_bytes
     often = beyond(core, core_bytes, time_limit_s=max(1.0, clock.left_s()))
-    if once.schedule is None and often.schedule is None and optimum(core, core_bytes).given_up:
-        least(core, search, Clock(FLOOR_LIMIT_S))  # a budget below it is then not searched again
-        once = refine(problem, budget_bytes, time_limit_s=clock.left_s())
     found = [replace(once, solver=name), replace(often, solver="nested")]
     return min(found, key=lambda solution: _cost_ns(problem, solution))
 
@@ -77,8 +74,7 @@ def floor(problem: RematProblem, *, time_limit_s: float = FLOOR_LIMIT_S) -> Sche
     core, search = core_of(problem)
     clock = Clock(time_limit_s)
     often = lowest(core)
-    ceiling_bytes = None if often is None else simulate(core, often).peak_bytes
     whole = optimum(core, None).schedule
-    once = whole or search.schedule(least(core, search, clock, ceiling_bytes=ceiling_bytes).saved)
+    once = whole or search.schedule(least(core, search, clock).saved)
     found = [once] if often is None else [once, often]
     return min(found, key=lambda schedule: simulate(core, schedule).peak_bytes)

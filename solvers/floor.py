@@ -1,9 +1,8 @@
 """The least peak: the plan below which fxremat says that a budget cannot be met.
 
-First descend on the peak from several starts. Then ask ``within``, as ``refine`` does, for that
-peak and for one byte less, with the integer program and all, until it finds nothing lower: so a
-budget of the floor gives a plan of exactly that peak, and one byte less is refused, in this process
-and in any other.
+It is a descent on the peak from several starts. A budget that no start is within is compared with
+it before anything else is tried, so what lies below is refused, and what does not gets a plan, in
+this process and in any other.
 """
 
 from dataclasses import replace
@@ -12,11 +11,10 @@ from functools import lru_cache
 from fxremat.problem import RematProblem
 from fxremat.solvers.needs import Same
 from fxremat.solvers.search import Clock, Goal, Judged, Search
-from fxremat.solvers.within import starts, within
+from fxremat.solvers.within import starts
 
 FLOOR_LIMIT_S = 120.0  # of its search; the same for all who ask, so that all get the same floor
 _EFFORT = 12_000
-_LAST = 12  # how often to ask for one byte less
 _SHARES = (2, 8, 32)  # parts of the way down to try at once
 
 
@@ -53,58 +51,39 @@ def bytes_only(problem: RematProblem) -> RematProblem:
 _FLOORS: dict[RematProblem, frozenset[int]] = {}
 
 
-def known(core: RematProblem, search: Search) -> Judged | None:
-    """The floor's choice if it has been found already."""
-    saved = _FLOORS.get(bytes_only(core))
-    return None if saved is None else search.judge(saved)
-
-
-def least(
-    core: RematProblem, search: Search, clock: Clock, *, ceiling_bytes: int | None = None
-) -> Judged:
+def least(core: RematProblem, search: Search, clock: Clock) -> Judged:
     """The choice with the least peak; found once for each step, whatever it is priced at.
 
     Args:
         core: The step without resident bytes.
         search: Its search.
-        clock: The safety net.
-        ceiling_bytes: A peak that others reach; ``within`` is asked for less than that too. [bytes]
+        clock: The safety net; what was found when it struck is not kept.
 
     Returns:
         The choice and what the simulator says of it.
     """
     plain = bytes_only(core)
-    if plain not in _FLOORS:
+    if plain in _FLOORS:
+        return search.judge(_FLOORS[plain])
+    if search.few:
+        found = min(search.few, key=_peak)
+    else:
+        found = search.judge(_find(Search(plain), clock).saved)
+    if not clock.up():
         if len(_FLOORS) >= 64:
             _FLOORS.pop(next(iter(_FLOORS)))
-        if search.few:
-            found = min(search.few, key=_peak)
-        else:
-            start = search.judge(_find(Search(plain), clock).saved)
-            found = _settle(search, start, clock)
         _FLOORS[plain] = found.saved
-    found = search.judge(_FLOORS[plain])
-    if ceiling_bytes is not None and ceiling_bytes < found.peak_bytes:
-        below = within(search, ceiling_bytes - 1, clock, polish=False)
-        if below is not None:
-            found = _settle(search, _sink(search, below, lowest_bytes(search), clock), clock)
-            _FLOORS[plain] = found.saved
     return found
 
 
-def _settle(search: Search, best: Judged, clock: Clock) -> Judged:
-    """Ask what ``refine`` asks at this peak and one byte below, until neither finds less."""
-    for _ in range(_LAST):
-        if clock.up():
-            break
-        below = within(search, best.peak_bytes - 1, clock, polish=False)
-        if below is None:
-            at = within(search, best.peak_bytes, clock)
-            below = at if at is not None and at.peak_bytes < best.peak_bytes else None
-        if below is None:
-            break
-        best = _sink(search, below, lowest_bytes(search), clock)
-    return best
+def is_roomy(search: Search, budget_bytes: int) -> bool:
+    """Is the budget above the least peak for certain, without a search for it?
+
+    Args:
+        search: Of the problem.
+        budget_bytes: The budget. [bytes]
+    """
+    return any(start.peak_bytes <= budget_bytes for start in starts(search))
 
 
 def lowest_bytes(search: Search) -> int:

@@ -3,15 +3,13 @@
 from fxremat.plans import Solution
 from fxremat.problem import RematProblem
 from fxremat.solvers.bound import BOUND_CLASS, bound_ns, highest
-from fxremat.solvers.floor import FLOOR_LIMIT_S, core_of, known, least
-from fxremat.solvers.search import Clock, Goal, Judged
+from fxremat.solvers.floor import core_of, is_roomy, least
+from fxremat.solvers.search import Clock, Goal
 from fxremat.solvers.small import optimum, solution_of
 from fxremat.solvers.within import within
 
 
-def refine(
-    problem: RematProblem, budget_bytes: int, *, time_limit_s: float, deep: bool = True
-) -> Solution:
+def refine(problem: RematProblem, budget_bytes: int, *, time_limit_s: float) -> Solution:
     """Find the cheapest schedule within a budget.
 
     Args:
@@ -19,7 +17,6 @@ def refine(
         budget_bytes: The budget, resident bytes included. [bytes]
         time_limit_s: A safety net: the best plan so far comes back. Up to it the answer depends on
             problem and budget alone. [s]
-        deep: Where nothing is found, look for the least peak, which takes longer.
 
     Returns:
         The schedule with a proven bound, or none when not even the least peak is within the budget.
@@ -30,17 +27,13 @@ def refine(
     whole = optimum(core, core_bytes)
     if not whole.given_up:
         return solution_of(whole)
-    lowest = known(core, search)
-    found: Judged | None = None
-    if core_bytes > 0 and (lowest is None or lowest.peak_bytes <= core_bytes):
-        found = within(search, core_bytes, clock)
-    if found is None and not deep:  # known or not: the answer is the same in every process
-        return Solution(None, message="none was found")
-    if found is None:
-        lowest = lowest or least(core, search, Clock(FLOOR_LIMIT_S))
-        if lowest.peak_bytes > core_bytes:
-            peak_bytes = lowest.peak_bytes + problem.resident_bytes
-            return Solution(None, message=f"the least peak is {peak_bytes:,} bytes")
+    lowest = None if is_roomy(search, core_bytes) else least(core, search, clock)
+    if lowest is not None and lowest.peak_bytes > core_bytes:
+        peak_bytes = lowest.peak_bytes + problem.resident_bytes
+        return Solution(None, message=f"the least peak is {peak_bytes:,} bytes")
+    found = within(search, core_bytes, clock)
+    if found is None:  # the model and its search found nothing so low
+        lowest = lowest or least(core, search, clock)
         found = search.improve(lowest, Goal(core_bytes), effort=4000, clock=clock)
     schedule = search.schedule(found.saved)
     cuts = highest(found.live_bytes)

@@ -19,7 +19,7 @@ FUNCTIONS = (
 )
 ERRORS = (
     *("FxrematError", "BudgetError", "OptionError", "InfeasibleBudgetError", "CaptureError"),
-    *("UnsupportedGraphError", "SolverError", "VerificationError"),
+    *("UnsupportedGraphError", "SolverError", "VerificationError", "ProblemFileError"),
 )
 TYPES = ("CostTable", "Plan", "RematProblem")
 

@@ -84,6 +84,7 @@ def test_two_compilations_have_a_report_each() -> None:
         ({"budget": 1.5}, fxremat.BudgetError),
         ({"budget": 100}, fxremat.InfeasibleBudgetError),
         ({"budget": "1MiB", "frobnicate": 1}, fxremat.OptionError),
+        ({"budgets": "1MiB"}, fxremat.OptionError),
         ({"budget": "1MiB", "solver": "magic"}, fxremat.OptionError),
         ({"budget": "1MiB", "differentiate": "loss"}, fxremat.OptionError),
     ],
