@@ -93,14 +93,11 @@ def lowest_bytes(search: Search) -> int:
 
 
 def _find(search: Search, clock: Clock) -> Judged:
-    """Descend on the highest peak from the two lowest starts, and from the better end once more."""
-    low = lowest_bytes(search)
+    """Descend on the highest peak from two starts, and from the better end once more."""
     highest = Goal(0, summed=False)
-    sunk = [
-        search.improve(start, highest, effort=_EFFORT, clock=clock)
-        for start in sorted(starts(search), key=_peak)[:2]
-    ]
-    return _sink(search, min(sunk, key=_peak), low, clock)
+    _, block, nothing = starts(search)
+    sunk = [search.improve(s, highest, effort=_EFFORT, clock=clock) for s in (block, nothing)]
+    return _sink(search, min(sunk, key=_peak), lowest_bytes(search), clock)
 
 
 def _peak(judged: Judged) -> tuple[int, int]:
