@@ -88,7 +88,7 @@ def make(
     start_s = time.perf_counter()
     solve = auto if solver == "auto" else SOLVERS[solver]
     solution = solve(problem, budget_bytes, time_limit_s=time_limit_s)
-    name = solution.solver or solver
+    name = solution.solver if solver == "auto" else solver
     solve_s = time.perf_counter() - start_s
     if solution.schedule is None:
         left_s = max(0.1, time_limit_s - solve_s)

@@ -130,7 +130,7 @@ def test_values_far_from_those_of_eager_are_a_fault_though_torch_traces_them_so(
 
 def test_a_peak_over_the_budget_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = Run.peak_bytes
-    monkeypatch.setattr(Run, "peak_bytes", lambda run: plain(run) + 4)
+    monkeypatch.setattr(Run, "peak_bytes", lambda run: plain(run) + 4096)
     verdict = hold(small_program("v1 = torch.tanh(x0 * self.weight0)"), QUICK)
     assert verdict.outcome is Outcome.FAULT
     assert verdict.kind.startswith("over the budget")
