@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from fxremat.problem import RematProblem
-from fxremat.simulate import Schedule, Step
+from fxremat.simulate import Schedule, Step, what_runs
 
 
 class Phase(NamedTuple):
@@ -149,6 +149,33 @@ def running_forward(problem: RematProblem, backward: Collection[Step]) -> tuple[
             for g in problem.operation_reads[index]:
                 wanted[g] = 1
     return tuple(reversed(running))
+
+
+def tidy(problem: RematProblem, steps: Sequence[Step]) -> Schedule:
+    """Let every replay keep just what later steps read, and drop those that nobody reads.
+
+    Args:
+        problem: The step.
+        steps: A backward.
+
+    Returns:
+        The schedule, with the forward operations that it needs.
+    """
+    outside = set(problem.outputs) if problem.outputs_held else set()
+    wanted = set(problem.gradients) - outside
+    found: list[Step] = []
+    for step in reversed(steps):
+        runs = what_runs(problem, step)
+        kept: tuple[int, ...] = ()
+        if step.replay >= 0:
+            kept = tuple(g for g in runs.creates if g in wanted)
+            if not kept:
+                continue
+        wanted.difference_update(kept)
+        wanted.update(g for g in runs.reads if g not in outside)
+        found.append(Step(step.operation, step.replay, kept))
+    backward = tuple(reversed(found))
+    return Schedule(running_forward(problem, backward), backward)
 
 
 def _wanted(problem: RematProblem, backward: Collection[Step]) -> bytearray:

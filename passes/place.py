@@ -175,12 +175,12 @@ class _Walk:
             worst_new = _worst(worst_new, second)
             new = _worst(worst_new, first)
             if _better(new, worst_old):
-                self._apply(accepted, place_, back)
+                self._apply(accepted, place_)
                 accepted, worst_new, worst_old = place_, (0, 0), (0, 0)
         for passed in reversed(back):
             self._step(passed, -1)
 
-    def _apply(self, start: int, to: int, back: Sequence[Item]) -> None:
+    def _apply(self, start: int, to: int) -> None:
         """Put the item at ``start`` to ``to``, and reckon anew what is held from there on."""
         self.order.insert(to, self.order.pop(start))
         done: list[Item] = []

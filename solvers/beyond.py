@@ -10,12 +10,12 @@ from functools import lru_cache
 
 from fxremat.plans import Solution
 from fxremat.problem import RematProblem
+from fxremat.schedule import tidy
 from fxremat.simulate import Schedule, Simulation, simulate
 from fxremat.solvers.bound import ANY_REPLAYS, bound_ns
 from fxremat.solvers.chain import find_chain
 from fxremat.solvers.floor import bytes_only
 from fxremat.solvers.needs import Same
-from fxremat.solvers.polish import tidy
 from fxremat.solvers.revolve import revolve_schedule
 from fxremat.solvers.rotor import rotor_lowest, rotor_schedule
 

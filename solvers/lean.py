@@ -86,7 +86,7 @@ def _keeping(problem: RematProblem, kept: int, budget_bytes: int, clock: Clock) 
 
 def _within(problem: RematProblem, budget_bytes: int, clock: Clock) -> Schedule | None:
     _, search = core_of(problem)
-    found = within(search, budget_bytes - problem.resident_bytes, clock, polish=False)
+    found = within(search, budget_bytes - problem.resident_bytes, clock, thorough=False)
     return None if found is None else search.schedule(found.saved)
 
 

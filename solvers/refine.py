@@ -1,4 +1,4 @@
-"""Solve, simulate, tighten, polish: the default solver, ``"ilp"`` in the registry."""
+"""Relax, simulate, tighten, search: the default solver, ``"ilp"`` in the registry."""
 
 from fxremat.plans import Solution
 from fxremat.problem import RematProblem

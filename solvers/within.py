@@ -46,7 +46,7 @@ def within(
     budget_bytes: int,
     clock: Clock,
     *,
-    polish: bool = True,
+    thorough: bool = True,
 ) -> Judged | None:
     """Find the cheapest choice within a budget.
 
@@ -54,7 +54,7 @@ def within(
         search: Of the problem.
         budget_bytes: The budget, resident bytes included. [bytes]
         clock: The safety net; effort is counted in nodes and choices.
-        polish: Spend more effort on its cost once a choice is found.
+        thorough: Spend more effort on its cost once a choice is found.
 
     Returns:
         The best choice found, or None when none is within the budget.
@@ -80,7 +80,7 @@ def within(
     best = min([*found, *seeds], key=key)
     if best.peak_bytes > budget_bytes:
         return None
-    if polish and best.recompute_ns > _close_ns(search, relaxed_ns):
+    if thorough and best.recompute_ns > _close_ns(search, relaxed_ns):
         best = _kicked(search, best, goal, clock)
     return best
 
