@@ -251,10 +251,15 @@ def _constant_bytes(analysis: Analysis) -> int:
 
 
 def tangents(analysis: Analysis) -> list[tuple[str, int]]:
-    """Tangents with their bytes, in order. [bytes]"""
+    """Tangents in order, described as ``1 (float32[8, 128])``, with their bytes. [bytes]"""
     table = analysis.storages
-    return [
-        (node.name, sum(table.size_bytes[g] for g in table.creates[node.name]))
-        for node in analysis.joint.graph.find_nodes(op="placeholder")
-        if is_tangent(node)
-    ]
+    found = []
+    for node in analysis.joint.graph.find_nodes(op="placeholder"):
+        if not is_tangent(node):
+            continue
+        name, value = node.name.removeprefix("tangents_"), node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            dtype = str(value.dtype).removeprefix("torch.")
+            name = f"{name} ({dtype}{list(value.shape)})"
+        found.append((name, sum(table.size_bytes[g] for g in table.creates[node.name])))
+    return found

@@ -308,8 +308,7 @@ def _check_piece(plan: Plan, peak_bytes: int) -> None:
 def tangent_note(name: str, size_bytes: int) -> str:
     """The hint about an output whose gradient costs memory even when nobody uses it."""
     return (
-        f"output {name} ({format_bytes(size_bytes)}) has a tangent: the backward holds a "
-        "gradient of its size, "
-        "of zeros where the loss does not use it. Name what backward goes through with "
-        "differentiate=."
+        f"output {name} has a tangent: the backward holds a gradient of its size, "
+        f"{format_bytes(size_bytes)}, of zeros where the loss does not use it. Name what backward "
+        "goes through with differentiate=."
     )

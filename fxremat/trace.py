@@ -185,7 +185,7 @@ class Trace:
         notes = []
         for name, size_bytes in tangents(planned.analysis):
             if size_bytes > NOTEWORTHY_SHARE * planned.plan.peak_bytes:
-                notes.append(tangent_note(name.removeprefix("tangents_"), size_bytes))
+                notes.append(tangent_note(name, size_bytes))
         unknown = [n for n in planned.analysis.joint.graph.nodes if is_unknown(n)]
         if unknown:
             names = ", ".join(dict.fromkeys(target_name(node) for node in unknown))
