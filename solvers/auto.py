@@ -39,11 +39,11 @@ def auto(problem: RematProblem, budget_bytes: int, *, time_limit_s: float) -> So
         return replace(everything, bound_class="every plan", solver="save_all")
     once = refine(problem, budget_bytes, time_limit_s=clock.left_s())
     name = once.solver or "ilp"
-    if once.schedule is not None and name == "ilp" and _close(problem, once):
+    if once.schedule is not None and (clock.up() or (name == "ilp" and _close(problem, once))):
         return replace(once, solver=name)
     core, _ = core_of(problem)
     core_bytes = budget_bytes - problem.resident_bytes
-    often = beyond(core, core_bytes, time_limit_s=max(1.0, clock.left_s()))
+    often = beyond(core, core_bytes, time_limit_s=clock.left_s())
     found = [replace(once, solver=name), replace(often, solver="nested")]
     return min(found, key=lambda solution: _cost_ns(problem, solution))
 

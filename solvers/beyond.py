@@ -102,7 +102,9 @@ def beyond(problem: RematProblem, budget_bytes: int, *, time_limit_s: float) -> 
     schedule = nested(problem, budget_bytes)
     if schedule is None:
         return Solution(None, message="no nested replays are within the budget")
-    bound = bound_ns(problem, budget_bytes, (), time_limit_s=time_limit_s)
+    bound = None
+    if time_limit_s > 0:
+        bound = bound_ns(problem, budget_bytes, (), time_limit_s=time_limit_s)
     if bound is None:
         return Solution(schedule, message="nested replays")
     return Solution(schedule, bound, ANY_REPLAYS, "nested replays")

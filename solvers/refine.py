@@ -37,7 +37,9 @@ def refine(problem: RematProblem, budget_bytes: int, *, time_limit_s: float) -> 
         found = search.improve(lowest, Goal(core_bytes), effort=4000, clock=clock)
     schedule = search.schedule(found.saved)
     cuts = highest(found.live_bytes)
-    lower_bound_ns = bound_ns(core, core_bytes, cuts, time_limit_s=max(1.0, clock.left_s()))
+    lower_bound_ns = None
+    if not clock.up():
+        lower_bound_ns = bound_ns(core, core_bytes, cuts, time_limit_s=clock.left_s())
     if lower_bound_ns is None:
         return Solution(schedule, message="no bound")
     return Solution(schedule, min(lower_bound_ns, found.recompute_ns), BOUND_CLASS, "searched")

@@ -121,10 +121,12 @@ def _model(search: Search) -> Residency:
 
 def _answers(search: Search, goal: Goal, clock: Clock) -> tuple[list[Judged], float]:
     """The model's answers, for the budget and once more after tightening; its relaxed time [ns]."""
-    model = _model(search)
     answers: list[Judged] = []
     excess: dict[int, int] = {}
     relaxed_ns = -math.inf
+    if clock.up():
+        return answers, relaxed_ns
+    model = _model(search)
     for _ in range(2):
         model.restrict(goal.budget_bytes, excess)
         saved, recompute_ns = (_branch if len(model.s) <= _SMALL else _dive)(model, clock)
