@@ -166,3 +166,23 @@ def test_the_floor_is_run_for_real() -> None:
     check = fxremat.verify(model, (x,), budget=least_plan.peak_bytes, steps=2, repeats=1, **QUICK)
     check.raise_if_broken()
     assert check.measured_peak_bytes == check.predicted_peak_bytes
+
+
+def test_a_search_that_was_cut_off_is_not_taken_for_the_floor() -> None:
+    problem = transformer(2, tokens=256, width=64, context=64, vocabulary=128)
+    with pytest.raises(InfeasibleBudgetError, match="in the time given") as cut:
+        fxremat.plan(problem, problem.resident_bytes + 1, time_limit_s=1e-3)
+    with pytest.raises(InfeasibleBudgetError) as whole:
+        fxremat.plan(problem, problem.resident_bytes + 1)
+    assert "in the time given" not in str(whole.value)
+    assert whole.value.floor_bytes <= cut.value.floor_bytes
+    assert fxremat.plan(problem, whole.value.floor_bytes).peak_bytes <= whole.value.floor_bytes
+
+
+def test_a_plan_comes_back_however_little_time_there_is() -> None:
+    problem = transformer(2, tokens=256, width=64, context=64, vocabulary=64, resident_bytes=0)
+    high = simulate(problem, expand(problem, problem.candidates)).peak_bytes
+    plan = fxremat.plan(problem, int(0.9 * high), time_limit_s=1e-3)
+    assert plan.peak_bytes <= int(0.9 * high)
+    again = fxremat.plan(problem, int(0.9 * high))
+    assert again.lower_bound_ns <= again.recompute_ns <= plan.recompute_ns
