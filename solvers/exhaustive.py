@@ -42,7 +42,7 @@ from fxremat.solvers.bound import BOUND_CLASS
 from fxremat.solvers.search import Clock
 
 _OPERATIONS = 14  # that can be replayed, unless the caller says more
-_NODES = 400_000  # endings that one search may lengthen
+_NODES = 3_000_000  # endings that one search may look at
 
 _State = tuple[int, int, int]  # position, operations replayed and wanted values as sets of bits
 
@@ -264,7 +264,7 @@ class _Best:
     def run(self, clock: Clock, node_limit: int) -> Found:
         """The first schedule to come out of the heap is the best: ranks are bounds."""
         self._push(self.space.end())
-        for _ in range(node_limit):
+        while self.pushed < node_limit:
             if not self.heap:
                 return Found()
             *_, ending, found = heapq.heappop(self.heap)
@@ -293,7 +293,7 @@ def best_schedule(
         problem: The step; a small one.
         budget_bytes: The budget, resident bytes included; None asks for the least peak. [bytes]
         time_limit_s: When to give up. [s]
-        node_limit: How many endings to lengthen before giving up.
+        node_limit: How many endings to look at before giving up.
         most_operations: Where more can be replayed, no search is begun.
 
     Returns:

@@ -151,7 +151,7 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], Data]] = {
         ("halving", None),
         pytest.param("halving", True, marks=pytest.mark.slow),
         pytest.param("equals", None, marks=pytest.mark.slow),
-        ("equals", True),
+        pytest.param("equals", True, marks=pytest.mark.slow),
     ],
 )
 def test_every_length_has_the_bits_of_eager_and_the_peak_that_was_predicted(
@@ -367,7 +367,8 @@ class Recurrent(nn.Module):
         return loss
 
 
-@pytest.mark.parametrize("kind", [pytest.param("RNN", marks=pytest.mark.slow), "GRU"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["RNN", "GRU"])
 def test_recurrences_of_changing_lengths(kind: str) -> None:
     def make() -> nn.Module:
         return Recurrent(kind)
