@@ -11,9 +11,11 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from operator import index
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from fxremat.errors import FxrematError, OptionError
 
@@ -44,12 +46,15 @@ class Cost:
         held_bytes: What remains when it returns, outputs that alias larger memory included; 0 where
             that was not measured. [bytes]
         spread: (slowest - fastest) / median of the repeats; 0 when it was not repeated.
+        strides: How its results really lay, one entry for each tensor; empty where nobody looked.
+            [elements]
     """
 
     cost_ns: int
     workspace_bytes: int = 0
     held_bytes: int = 0
     spread: float = 0.0
+    strides: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         if min(self.cost_ns, self.workspace_bytes, self.held_bytes) < 0 or not self.spread >= 0:
@@ -150,6 +155,7 @@ class CostTable:
                 "workspace_bytes": cost.workspace_bytes,
                 "held_bytes": cost.held_bytes,
                 "spread": round(cost.spread, 4),
+                **({"strides": cost.strides} if cost.strides else {}),
             }
             for key, cost in self.costs.items()
         }
@@ -192,8 +198,8 @@ def load(path: Path | str) -> CostTable:
         raise CostTableError(f"{path}: {type(error).__name__}: {error}.", str(path)) from error
 
 
-def _cost(row: dict[str, float]) -> Cost:
-    unknown = sorted(set(row) - {"cost_ns", "workspace_bytes", "held_bytes", "spread"})
+def _cost(row: dict[str, Any]) -> Cost:
+    unknown = sorted(set(row) - {field.name for field in fields(Cost)})
     if unknown:
         raise ValueError(f"a cost has no {unknown[0]!r}")
     for name in ("cost_ns", "workspace_bytes", "held_bytes"):
@@ -206,6 +212,7 @@ def _cost(row: dict[str, float]) -> Cost:
         workspace_bytes=int(row.get("workspace_bytes", 0)),
         held_bytes=int(row.get("held_bytes", 0)),
         spread=float(row.get("spread", 0)),
+        strides=tuple(tuple(map(index, one)) for one in row.get("strides", ())),
     )
 
 

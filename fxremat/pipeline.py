@@ -8,15 +8,18 @@ backend, ``torch.compile(backend="fxremat")`` and Inductor's ``custom_partitione
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import networkx
 import ortools
 import torch
+from torch import fx
 
 from fxremat.budget import Budget
 from fxremat.costtable import CostTable
 from fxremat.options import Options
+from fxremat.passes.calls import call_of
 from fxremat.passes.costcache import default_cache_dir
 from fxremat.passes.costs import OpCall, cost_key, measure_costs, uniform_costs
 from fxremat.passes.extract import Analysis, analyse, calls, extract
@@ -35,6 +38,7 @@ from fxremat.progress import PROFILING, SOLVING, Progress
 from fxremat.simulate import Schedule, simulate
 from fxremat.solvers.block import block
 
+_ROUNDS = 4  # of measuring, until all strides are right
 VERSIONS = (
     ("networkx", networkx.__version__),
     ("ortools", ortools.__version__),
@@ -139,12 +143,10 @@ def pose(
 ) -> Posed:
     """Analyse a joint graph, price its operations and state its problem."""
     start_s = time.perf_counter()
-    joint = with_real_strides(joint)
-    original = analyse(joint)
-    reuse = options.executor == "eager"  # Inductor decides about buffers itself
-    wanted = calls(original)
-    with progress.stage(PROFILING, total=len({cost_key(call) for call in wanted})) as stage:
-        table = price(wanted, options, device, _room_bytes(options, device), stage.advance)
+    original, table, sure = priced(joint, options, device, progress)
+    joint = original.joint
+    # Inductor decides about buffers itself, and what lies otherwise than said cannot be written to.
+    reuse = options.executor == "eager" and sure
     profile_s = time.perf_counter() - start_s
 
     def state(analysis: Analysis) -> RematProblem:
@@ -189,6 +191,38 @@ def holds_no_more(placed: RematProblem, problem: RematProblem) -> bool:
         return save_all_peak_bytes(posed), simulate(posed, little).peak_bytes
 
     return all(new <= old for new, old in zip(peaks(placed), peaks(problem), strict=True))
+
+
+def priced(
+    joint: Joint, options: Options, device: torch.device, progress: Progress
+) -> tuple[Analysis, CostTable, bool]:
+    """Analyse a graph and price its calls, until its strides are those that the kernels make.
+
+    Returns:
+        The analysis, the costs, and whether the strides are known to be right.
+    """
+    real: Joint | None = with_real_strides(joint)
+    joint = real or joint
+    for _ in range(_ROUNDS):
+        analysis = analyse(joint)
+        wanted = calls(analysis)
+        with progress.stage(PROFILING, total=len({cost_key(call) for call in wanted})) as stage:
+            table = price(wanted, options, device, _room_bytes(options, device), stage.advance)
+        if real is None or options.executor != "eager":  # Inductor lays things out by itself
+            break
+        real = with_real_strides(joint, partial(_lies, analysis, table))
+        if real is None or real is joint:
+            break
+        joint = real
+    return analysis, table, real is joint
+
+
+def _lies(analysis: Analysis, table: CostTable, node: fx.Node) -> tuple[tuple[int, ...], ...]:
+    """How the results of an operation lay when it was measured."""
+    if node.name not in analysis.reads:
+        return ()
+    key = cost_key(call_of(node))
+    return table[key].strides if key in table else ()
 
 
 def price(

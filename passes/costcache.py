@@ -20,7 +20,8 @@ from fxremat.costtable import SCHEMA_VERSION, CostTable, CostTableError, load
 
 log = logging.getLogger("fxremat")  # not a warning, which a filter can turn into an error
 
-METHOD = "cold caches, full masks"  # of measuring; costs measured in another way are not comparable
+# Of measuring; costs measured in another way are not comparable.
+METHOD = "cold caches, full masks, strides"
 
 
 def device_name(device_type: str) -> str:

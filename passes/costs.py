@@ -21,10 +21,12 @@ from fxremat.passes.realmode import real_mode
 from fxremat.passes.roofline import FAILURES, estimate, one_line, roofline_costs
 from fxremat.passes.workbench import (
     Job,
+    Strides,
     held_inside,
     make_job,
     measure_cuda,
     prepare,
+    strides_of,
     time_cpu,
 )
 
@@ -183,12 +185,13 @@ def _jobs(calls: dict[str, OpCall], room_bytes: int | None, reasons: dict[str, s
 def _measure_cpu(jobs: list[Job], bench: _Bench) -> dict[str, Cost]:
     """Workspaces of all jobs in one profile, then the time of each."""
     first_ns: dict[str, int] = {}
+    lies: dict[str, Strides] = {}
     if not jobs:
         return {}
     with record_allocations("cpu") as recording:
         for job in jobs:
             if not bench.late(job.key):
-                _run_marked(job, first_ns, bench.reasons)
+                _run_marked(job, first_ns, lies, bench.reasons)
             bench.step()
     costs: dict[str, Cost] = {}
     running = [job for job in jobs if job.key in first_ns]
@@ -198,13 +201,15 @@ def _measure_cpu(jobs: list[Job], bench: _Bench) -> dict[str, Cost]:
         cost_ns, spread = first_ns[job.key], 0.0
         if share_ns > cost_ns:
             cost_ns, spread = time_cpu(prepare(job), share_ns)
-        costs[job.key] = Cost(cost_ns, workspace_bytes, held_bytes, spread)
+        costs[job.key] = Cost(cost_ns, workspace_bytes, held_bytes, spread, lies[job.key])
         bench.step()
     return costs
 
 
-def _run_marked(job: Job, first_ns: dict[str, int], reasons: dict[str, str]) -> None:
-    """Warm a job up, then run it inside a mark with its key; note how long that took."""
+def _run_marked(
+    job: Job, first_ns: dict[str, int], lies: dict[str, Strides], reasons: dict[str, str]
+) -> None:
+    """Warm a job up, then run it inside a mark with its key; note how long, and its strides."""
     try:
         run = prepare(job)
         with mark(job.key):
@@ -214,7 +219,7 @@ def _run_marked(job: Job, first_ns: dict[str, int], reasons: dict[str, str]) -> 
     except FAILURES as error:
         reasons[job.key] = f"it does not run on made-up inputs: {one_line(error)}"
         return
-    del result
+    lies[job.key] = strides_of(result)
     first_ns[job.key] = end_ns - start_ns
 
 

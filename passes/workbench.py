@@ -13,6 +13,7 @@ from typing import cast
 
 import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 
 from fxremat.costtable import Cost
 from fxremat.passes.allocations import AllocationEvent
@@ -21,6 +22,7 @@ from fxremat.passes.opcall import OpCall, TensorSpec, Unmeasurable, concrete, sp
 from fxremat.passes.roofline import FAILURES
 
 Run = Callable[[], object]
+Strides = tuple[tuple[int, ...], ...]
 
 # Operators of these libraries compute and do nothing else. Others may communicate, count or print,
 # or trust their inputs: they are not run for practice.
@@ -160,6 +162,12 @@ def _with_workspace(args: tuple[object, ...]) -> tuple[object, ...]:
     return (*args[:-1], made[3])
 
 
+def strides_of(result: object) -> Strides:
+    """How the tensors of a result lie, in order. [elements]"""
+    leaves = pytree.tree_leaves(result)
+    return tuple(leaf.stride() for leaf in leaves if isinstance(leaf, torch.Tensor))
+
+
 def held_inside(events: tuple[AllocationEvent, ...]) -> tuple[int, int]:
     """Workspace and results of one call.
 
@@ -245,13 +253,15 @@ def measure_cuda(run: Run, limit_ns: int) -> Cost:
     peak_bytes = torch.cuda.max_memory_allocated() - before_bytes
     held_bytes = torch.cuda.memory_allocated() - before_bytes
     requested_bytes += _requested_bytes()
+    lies = strides_of(result)
     del result
     single_ns = max(1, _batch_ns(run, 1))
     batch = max(1, min(_MAX_REPEATS, min(limit_ns, _TRY_NS) // (single_ns * _KERNEL_SAMPLES)))
     if batch == 1:
-        return Cost(single_ns, peak_bytes - held_bytes, requested_bytes)
+        return Cost(single_ns, peak_bytes - held_bytes, requested_bytes, strides=lies)
     samples = [_batch_ns(run, batch) for _ in range(_KERNEL_SAMPLES)]
-    return Cost(min(samples), peak_bytes - held_bytes, requested_bytes, _spread(samples))
+    spread = _spread(samples)
+    return Cost(min(samples), peak_bytes - held_bytes, requested_bytes, spread, lies)
 
 
 def _requested_bytes() -> int:

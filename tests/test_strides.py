@@ -6,12 +6,15 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import log_softmax, scaled_dot_product_attention, softmax
+from torch.nn.functional import batch_norm, log_softmax, scaled_dot_product_attention, softmax
 
 import fxremat
+from fxremat.passes.calls import call_of
+from fxremat.passes.costs import cost_key, measure_costs
+from fxremat.passes.extract import analyse, calls
 from fxremat.passes.strides import RETURNS_CONTIGUOUS, with_real_strides
 from tests.joints import joint_graph, real_inputs
-from tests.steps import QUICK
+from tests.steps import QUICK, Made, budgets_of, captured, leaf, made, measures_as_predicted
 
 
 @pytest.fixture(autouse=True)
@@ -93,6 +96,7 @@ def test_fake_tensors_have_the_strides_of_real_ones_afterwards() -> None:
     x = torch.randn(2, 6, 24, requires_grad=True)
     traced = joint_graph(time_first, (x,))
     joint = with_real_strides(traced)
+    assert joint is not None
     assert joint is not traced
     assert with_real_strides(joint) is joint
     found: dict[str, torch.Tensor] = {}
@@ -107,6 +111,58 @@ def test_fake_tensors_have_the_strides_of_real_ones_afterwards() -> None:
         if isinstance(found.get(node.name), torch.Tensor):
             assert found[node.name].stride() == node.meta["val"].stride(), node.name
     assert any(node.target in RETURNS_CONTIGUOUS for node in joint.graph.nodes)
+
+
+def normalised_turned() -> Made:
+    """The gradient of a normalisation is contiguous; its fake one lies like the turned input."""
+
+    def step(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        turned = x.t() * w
+        return batch_norm(turned, None, None, training=True)
+
+    return step, (leaf(6, 12), leaf(12, 6))
+
+
+def factored() -> Made:
+    """The same after a product of matrices whose factor lies by columns, and a random draw."""
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        q, _ = torch.linalg.qr(x)
+        scaled = q * torch.rand_like(q)
+        return batch_norm(scaled, None, None, training=True)
+
+    return step, (leaf(12, 6),)
+
+
+@pytest.mark.parametrize("make", [normalised_turned, factored])
+@pytest.mark.parametrize("fraction", [1, 0.5, 0])
+def test_what_lies_otherwise_than_its_fake_is_planned_as_it_lies(
+    make: Callable[[], Made], fraction: float
+) -> None:
+    budget_bytes = budgets_of(captured(make), fraction)[0]
+    measures_as_predicted(make, budget_bytes)
+
+
+def test_strides_that_were_seen_replace_those_of_the_trace() -> None:
+    fn, args = made(factored)
+    joint = joint_graph(fn, args)
+    assert with_real_strides(joint) is joint  # nobody looked
+    analysis = analyse(joint)
+    table = measure_costs(calls(analysis))
+
+    def seen(node: torch.fx.Node) -> Any:
+        return table[cost_key(call_of(node))].strides if node.name in analysis.reads else ()
+
+    real = with_real_strides(joint, seen)
+    assert real is not None
+    assert real is not joint
+    changed = [
+        (new.target, new.meta["val"][0].stride())
+        for old, new in zip(joint.graph.nodes, real.graph.nodes, strict=True)
+        if isinstance(new.meta.get("val"), tuple)
+        and new.meta["val"][0].stride() != old.meta["val"][0].stride()
+    ]
+    assert (torch.ops.aten.native_batch_norm_backward.default, (6, 1)) in changed
 
 
 def test_outputs_that_are_views_of_each_other_are_noted() -> None:

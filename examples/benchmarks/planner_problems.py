@@ -89,7 +89,7 @@ class _OnPaper(Trace):
         nodes = len(module.graph.nodes)
         joint = self.joint(module, num_fwd_outputs)
         with as_it_runs(mkldnn=self.mkldnn):
-            wanted = calls(analyse(with_real_strides(joint)))
+            wanted = calls(analyse(with_real_strides(joint) or joint))
             table = roofline_costs(wanted, machine=CUDA)
             posed = pose(
                 joint,
