@@ -25,6 +25,7 @@ from fxremat.passes.writes import refuse_writes
 from fxremat.records import Piece
 from fxremat.reserve import reserve_bytes
 from fxremat.session import Session
+from fxremat.together import seen
 from fxremat.trace import Trace
 from fxremat.trial import compile_and_try
 from fxremat.unplanned import refuse_subclasses
@@ -104,7 +105,18 @@ class Backend:
         fixed_bytes = reserve_bytes(options.reserve) + existing_bytes + cublas_bytes(device)
         fixed_bytes += self.outside_bytes
         piece = self.piece(device, given, existing_bytes, fixed_bytes, frame)
-        return bytes_on(device, resident) + fixed_bytes + piece.others_bytes, piece
+        resident_bytes = self._resident_bytes(device, resident)
+        return resident_bytes + fixed_bytes + piece.others_bytes, piece
+
+    def _resident_bytes(self, device: torch.device, tensors: Iterable[torch.Tensor]) -> int:
+        """Bytes of tensors, and of what earlier pieces of the call were given. [bytes]
+
+        What those pieces made is not among them: they hold it themselves.
+        """
+        call = self.session.call
+        made = call.made if self.session.options.outputs == "held" else {}
+        sizes = {one.key: one.size_bytes for one in seen(tensors, device)}
+        return sum(n for key, n in {**call.external_bytes, **sizes}.items() if key not in made)
 
     def piece(
         self,

@@ -2,8 +2,11 @@
 
 ``AccumulateGrad`` keeps the tensor that the backward returned if its layout is the parameter's and
 nobody else refers to it; otherwise it copies (torch/csrc/autograd/functions/accumulate_grad.h,
-``obeys_layout_contract``). A sum's gradient, for example, is one number expanded, and is copied.
+``obeys_layout_contract``). A sum's gradient, for example, is one number expanded, and is copied;
+so are the slices of the gradient of a ``cat`` of weights, which share one storage until the last.
 """
+
+from collections import Counter
 
 import torch
 from torch import fx
@@ -17,44 +20,81 @@ from torch.utils import _pytree as pytree
 
 from fxremat.passes.joint import Joint, is_primal
 from fxremat.passes.storages import StorageTable, round_up
+from fxremat.passes.tangents import outlives_backward
+
+_BLOCK = 60  # rows and columns
 
 
 def copied_bytes(joint: Joint, storages: StorageTable) -> int:
     """The most that copies of gradients add after the backward has returned.
+
+    In which order autograd stores them is not known. An original is there until the last gradient
+    that shares its storage has been stored, and longer where others hold it.
 
     Args:
         joint: The joint graph.
         storages: Of that graph.
 
     Returns:
-        Bytes of the copies that stay, and of the largest original that lives beside its copy.
-        [bytes]
+        Bytes of copies less those of originals that are gone, at the worst moment. [bytes]
     """
     pairs = [
         (gradient, primal)
         for gradient, primal in _pairs(joint)
         if isinstance(gradient, fx.Node) and isinstance(primal.meta.get("val"), torch.Tensor)
     ]
-    users = [gradient for gradient, _ in pairs]
-    kept = {
-        gradient for gradient, primal in pairs if _fits(gradient.meta["val"], primal.meta["val"])
-    }
-    stored: set[fx.Node] = set()
-    stay_bytes = largest_bytes = 0
+    uses = Counter(gradient for gradient, _ in pairs)
+    views = Counter(tuple(storages.of[gradient.name]) for gradient in uses)
+    outside = _outside(joint)
+    held = {g for node in outside for g in storages.of[node.name]}
+    copies: dict[tuple[int, ...], list[int]] = {}
+    block_bytes = 0
     for gradient, primal in pairs:
-        if gradient in kept and users.count(gradient) == 1:
-            continue
-        if gradient in kept and users.count(gradient) > 1 and gradient not in stored:
-            stored.add(gradient)  # the last of them takes the tensor itself
-            continue
-        value = primal.meta["val"]
-        copy_bytes = round_up(value.numel() * gradient.meta["val"].element_size(), value.device)
-        original_bytes = sum(storages.size_bytes[g] for g in storages.of[gradient.name])
-        if gradient in kept or original_bytes < copy_bytes:
-            stay_bytes += copy_bytes
-        else:
-            largest_bytes = max(largest_bytes, copy_bytes)
-    return stay_bytes + largest_bytes
+        key = tuple(storages.of[gradient.name])
+        value = gradient.meta["val"]
+        if _fits(value, primal.meta["val"]) and gradient not in outside:
+            # The last of several variables takes the tensor itself, if it has no views besides.
+            uses[gradient] -= 1 if views[key] == 1 or uses[gradient] == 1 else 0
+            if not uses[gradient]:
+                held.update(key)
+                continue
+        size_bytes = primal.meta["val"].numel() * value.element_size()
+        copies.setdefault(key, []).append(round_up(size_bytes, value.device))
+        block_bytes = max(block_bytes, _block_bytes(value, primal.meta["val"]))
+    stay_bytes = most_bytes = 0
+    for key, sizes_bytes in copies.items():
+        all_bytes = sum(sizes_bytes)
+        left_bytes = all_bytes  # when the last of them has been stored, or all but one
+        if held.isdisjoint(key):
+            gone_bytes = sum(storages.size_bytes[g] for g in key)
+            left_bytes = max(all_bytes - gone_bytes, all_bytes - min(sizes_bytes), 0)
+            if len(sizes_bytes) == 1:
+                left_bytes = max(all_bytes - gone_bytes, 0)
+        stay_bytes += left_bytes
+        most_bytes = max(most_bytes, all_bytes - left_bytes)
+    return stay_bytes + most_bytes + block_bytes
+
+
+def _block_bytes(gradient: torch.Tensor, variable: torch.Tensor) -> int:
+    """Of a transposed matrix the CPU copies blocks (aten/src/ATen/native/Copy.cpp). [bytes]"""
+    turned = (
+        gradient.device.type == "cpu"
+        and gradient.dim() == 2
+        and gradient.numel() >= _BLOCK**2
+        and gradient.stride() == (1, gradient.shape[0])
+        and variable.is_contiguous()
+    )
+    return _BLOCK**2 * gradient.element_size() if turned else 0
+
+
+def _outside(joint: Joint) -> set[fx.Node]:
+    """What others hold when the backward ends: inputs, outputs, tangents that outlive it."""
+    inner = joint.updates | joint.lent
+    found = {n for i, n in enumerate(joint.forward_outputs) if n is not None and i not in inner}
+    for node in joint.graph.find_nodes(op="placeholder"):
+        if is_primal(node) or outlives_backward(node.meta.get("val")):
+            found.add(node)
+    return found
 
 
 def _pairs(joint: Joint) -> list[tuple[fx.Node | None, fx.Node]]:
