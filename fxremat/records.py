@@ -98,7 +98,8 @@ class GraphRecord:
     def replan(self, plan: Plan, piece: Piece) -> None:
         """Take another plan for the same graph."""
         self.plan, self.piece, self._report = plan, piece, None
-        for name in ("alone", "held_bytes", "retained_peak_bytes", "flight_bytes"):
+        names = ("alone", "held_bytes", "retained_peak_bytes", "given_peak_bytes", "flight_bytes")
+        for name in names:
             self.__dict__.pop(name, None)
 
     def has_room(self, existing_bytes: int) -> bool:
@@ -155,6 +156,24 @@ class GraphRecord:
         """Peak of a backward that keeps what was saved, resident bytes included. [bytes]"""
         problem = replace(self.plan.problem, in_flight=1)
         return simulate(problem, self.plan.schedule, retain_graph=True).peak_bytes
+
+    @cached_property
+    def given_peak_bytes(self) -> int:
+        """Peak of a backward whose tangents the caller holds; it stores copies of them. [bytes]"""
+        problem = self.plan.problem
+        tangents = {g for g, s in enumerate(problem.storages) if s.kind is Kind.TANGENT}
+        copied = tangents.intersection(problem.gradients)
+        held = replace(
+            problem,
+            in_flight=1,
+            storages=tuple(
+                replace(s, held=True) if g in tangents else s
+                for g, s in enumerate(problem.storages)
+            ),
+            copied_bytes=problem.copied_bytes + sum(problem.storages[g].size_bytes for g in copied),
+        )
+        live = simulate(held, self.plan.schedule).live_bytes
+        return max(live[len(self.plan.schedule.forward) + 1 :])
 
     def check_backward(self, more_bytes: int, *, keeps_graph: bool) -> None:
         """A backward is about to run, while others hold so much that its plan does not know of.

@@ -14,6 +14,7 @@ from fxremat.options import Options
 from fxremat.plans import Plan
 from fxremat.records import Flight, GraphRecord
 from fxremat.reporting import RematReport, remat_report
+from fxremat.reserve import reserve_bytes
 from fxremat.together import Call, Seen, Together, together
 
 
@@ -95,6 +96,7 @@ class Session:
         gradient_bytes: int,
         *,
         keeps_graph: bool,
+        given: bool = False,
     ) -> None:
         """A backward starts; unless the graph is kept, its forward waits no more.
 
@@ -103,6 +105,7 @@ class Session:
             record: Its graph; None where nothing is planned.
             gradient_bytes: Gradients that exist now. [bytes]
             keeps_graph: It may run once more.
+            given: The caller has made some of its tangents, and holds them.
 
         Raises:
             InfeasibleBudgetError: It keeps its graph, for which there is no room.
@@ -115,9 +118,32 @@ class Session:
             more_bytes = sum(each.held_bytes for each in others)
             if len(self.ran) == 1:  # of several pieces, the gradients of later ones are planned for
                 more_bytes += max(0, gradient_bytes - record.piece.existing_bytes)
+            if given:
+                self.check_given(record)
             record.check_backward(more_bytes, keeps_graph=keeps_graph)
         if not keeps_graph:
             self.waiting.pop(context, None)
+
+    def check_given(self, record: GraphRecord) -> None:
+        """Is there room for tangents that the caller holds until the backward has returned?
+
+        Raises:
+            OverBudgetError: There is not.
+        """
+        plan, reserve = record.plan, self.options.reserve
+        aside_bytes = 0 if hasattr(reserve, "param_groups") else reserve_bytes(reserve)
+        peak_bytes = record.given_peak_bytes - aside_bytes
+        if peak_bytes <= plan.budget_bytes:
+            return
+        more_bytes = record.given_peak_bytes - record.peaks_bytes[1]
+        raise OverBudgetError(
+            f"this backward was given gradients, which its caller holds until it returns: with "
+            f"{more_bytes:,} bytes more than planned it would hold {peak_bytes:,} bytes, above the "
+            f"budget of {plan.budget_bytes:,} bytes. Say reserve={more_bytes}, or let the loss be "
+            "computed from the outputs, so that autograd makes the gradients.",
+            peak_bytes,
+            plan.budget_bytes,
+        )
 
     def earlier(self, frame: int) -> list[GraphRecord]:
         """The pieces of the call in progress that have run when code of a frame comes next.

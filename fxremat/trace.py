@@ -24,6 +24,7 @@ from fxremat.passes.reference import reference_partition
 from fxremat.passes.shared import Shared
 from fxremat.passes.split import Split
 from fxremat.passes.symbolic import Place, Sizes, at_sizes, is_symbolic, sizes_of
+from fxremat.passes.tangents import given
 from fxremat.passes.tracing import joint_of, keep_buffers, keeps_graph
 from fxremat.pipeline import Planned, partition, rewritten, tangents, written
 from fxremat.planning import baseline_peak_bytes, make, make_lean
@@ -348,7 +349,8 @@ class Trace:
         if any(has_hooks(tensor) for tensor in found):
             raise UnsupportedGraphError(HOOKED.format(name=self.session.name))
         keeps = keeps_graph()
-        self.session.turn(context, record, self._gradient_bytes(flight), keeps_graph=keeps)
+        gradient_bytes, holds = self._gradient_bytes(flight), given(tangents)
+        self.session.turn(context, record, gradient_bytes, keeps_graph=keeps, given=holds)
         if record is not None and self.device.type == "cuda" and self.session.alone:
             record.check_entry(torch.cuda.memory_allocated(self.device))
 

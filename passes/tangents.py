@@ -7,6 +7,7 @@ outputs are. Both decide what counts at the peak, so they are asked rather than 
 process.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -63,9 +64,39 @@ def permuted_tangents_copied() -> bool:
 
 
 def ask_torch() -> None:
-    """Find out both; inside a trace it is too late."""
+    """Find out all of it; inside a trace it is too late."""
     tangents_held()
     permuted_tangents_copied()
+    _references()
+
+
+@lru_cache(maxsize=1)
+def _references() -> int:
+    """References to a tangent that autograd made, as a hook before the backward sees them."""
+    found: list[int] = []
+    with real_mode(), torch.enable_grad():
+        result = torch.ones(3, requires_grad=True).sin()
+        assert result.grad_fn is not None
+        result.grad_fn.register_prehook(lambda tangents: found.append(_count(tangents)[0]))
+        (result * torch.ones_like(result)).sum().backward()
+    return found[0]
+
+
+def _count(tangents: Sequence[object]) -> list[int]:
+    return [sys.getrefcount(tangents[i]) for i in range(len(tangents))]
+
+
+def given(tangents: Sequence[object]) -> bool:
+    """Did the caller hand some of these to ``backward`` and hold them itself until that returns?
+
+    Args:
+        tangents: The tuple that a hook before the backward gets.
+    """
+    counts = _count(tangents)
+    return any(
+        isinstance(tangent, torch.Tensor) and tangent.numel() > 1 and count > _references()
+        for tangent, count in zip(tangents, counts, strict=True)
+    )
 
 
 def copied_tangent(output: torch.Tensor) -> bool:

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import fxremat
+from fxremat.errors import OverBudgetError
 from fxremat.passes.tangents import copied_tangent, permuted_tangents_copied
-from tests.steps import QUICK, leaf
+from tests.steps import QUICK, budgets_of, captured, leaf
 
 Step = Callable[[torch.Tensor, torch.Tensor], Any]
 
@@ -48,3 +49,40 @@ def test_only_tangents_of_permuted_outputs_are_copied_if_any() -> None:
     assert not copied_tangent(plain)
     assert not copied_tangent(images.contiguous(memory_format=torch.channels_last))
     assert copied_tangent(plain.t()) is permuted_tangents_copied()
+
+
+def three_outputs(x: torch.Tensor, y: torch.Tensor) -> Any:
+    return x + y, x * 2, (x * y).tanh()
+
+
+@pytest.mark.parametrize("way", ["backward", "autograd.backward", "autograd.grad"])
+def test_gradients_that_the_caller_hands_over_are_counted(way: str) -> None:
+    torch._dynamo.reset()
+    args = leaf(48, 40), leaf(48, 40)
+    outside_bytes = sum(t.nbytes for t in args)
+
+    def run(call: Any, *, given: bool) -> None:
+        outputs = call(*args)
+        if not given:
+            sum((output * 2).sum() for output in outputs).backward()
+        elif way == "backward":
+            outputs[2].backward(torch.ones_like(outputs[2]))
+        elif way == "autograd.backward":
+            torch.autograd.backward(outputs, [torch.ones_like(output) for output in outputs])
+        else:
+            torch.autograd.grad(outputs, args, [torch.ones_like(output) for output in outputs])
+        args[0].grad = args[1].grad = None
+
+    floor_bytes = budgets_of(captured(lambda: (three_outputs, args)), 0)[0]
+    tight = fxremat.optimize(three_outputs, floor_bytes, **QUICK)
+    run(tight, given=False)
+    with pytest.raises(OverBudgetError, match="was given gradients") as caught:
+        run(tight, given=True)
+    args[0].grad = args[1].grad = None
+    assert caught.value.measured_bytes > caught.value.budget_bytes == floor_bytes
+
+    more_bytes = int(str(caught.value).partition("reserve=")[2].partition(",")[0])
+    roomy = fxremat.optimize(three_outputs, floor_bytes + more_bytes, reserve=more_bytes, **QUICK)
+    run(roomy, given=True)
+    peak_bytes = fxremat.measure_peak(lambda: run(roomy, given=True)).peak_bytes
+    assert peak_bytes + outside_bytes <= floor_bytes + more_bytes
