@@ -334,8 +334,8 @@ def _check_piece(plan: Plan, peak_bytes: int) -> None:
             f"the pieces between the graph breaks of {plan.problem.name} hold {peak_bytes:,} bytes "
             f"together, more than the budget of {plan.budget_bytes:,} bytes. Raise the budget to "
             f"{peak_bytes:,} bytes, or remove the graph breaks: one graph needs less. Where a "
-            "piece is compiled anew in later calls, for another value or shape, the others follow a "
-            "plan that does not know of it, and it may need more again.",
+            "piece is compiled anew in later calls, for another value or shape, the others follow "
+            "a plan that does not know of it, and it may need more again.",
             plan.budget_bytes,
             peak_bytes,
         )
