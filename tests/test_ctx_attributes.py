@@ -93,7 +93,9 @@ def through(function: Any, layers: int = 1) -> Made:
     return bound(step, weights), (leaf(17, 8),)
 
 
-FUNCTIONS = pytest.mark.parametrize("function", [Gate, Many, Result])
+FUNCTIONS = pytest.mark.parametrize(
+    "function", [Gate, pytest.param(Many, marks=pytest.mark.slow), Result]
+)
 
 
 @FUNCTIONS

@@ -330,6 +330,7 @@ def test_verify_runs_the_reference_on_a_symbolic_graph_too() -> None:
     assert check.measured_peak_bytes == check.predicted_peak_bytes <= budget_bytes
 
 
+@pytest.mark.slow
 def test_torch_compile_hands_over_symbolic_graphs() -> None:
     torch._dynamo.reset()
     if "fxremat" not in torch._dynamo.list_backends(exclude_tags=()):
