@@ -93,12 +93,13 @@ def through(function: Any, layers: int = 1) -> Made:
     return bound(step, weights), (leaf(17, 8),)
 
 
-FUNCTIONS = pytest.mark.parametrize(
+FUNCTIONS = pytest.mark.parametrize("function", [Gate, Many, Result])
+MEASURED = pytest.mark.parametrize(
     "function", [Gate, pytest.param(Many, marks=pytest.mark.slow), Result]
 )
 
 
-@FUNCTIONS
+@MEASURED
 def test_what_ctx_keeps_is_counted_and_freed_as_planned(function: Any) -> None:
     def make() -> Made:
         return through(function, 3)
