@@ -1,6 +1,7 @@
 """The least peak: the plan below which fxremat says that a budget cannot be met.
 
-It is a descent on the peak from several starts. A budget that no start is within is compared with
+It is a descent on the peak from two starts, and where that is quick, the integer program is asked
+for less until it finds nothing. A budget that no start is within is compared with
 it before anything else is tried, so what lies below is refused, and what does not gets a plan, in
 this process and in any other.
 """
@@ -11,10 +12,12 @@ from functools import lru_cache
 from fxremat.problem import RematProblem
 from fxremat.solvers.needs import Same
 from fxremat.solvers.search import Clock, Goal, Judged, Search
-from fxremat.solvers.within import starts
+from fxremat.solvers.within import starts, within
 
 FLOOR_LIMIT_S = 120.0  # of its search; the same for all who ask, so that all get the same floor
 _EFFORT = 12_000
+_ASKED = 160  # values that can be saved; up to so many the integer program is asked too
+_LAST = 12  # how often
 _SHARES = (2, 8, 32)  # parts of the way down to try at once
 
 
@@ -93,6 +96,17 @@ def lowest_bytes(search: Search) -> int:
 
 
 def _find(search: Search, clock: Clock) -> Judged:
+    """Descend, and while the problem is not large ask the integer program for one byte less."""
+    best = _descend(search, clock)
+    for _ in range(_LAST if len(search.screen.columns) <= _ASKED else 0):
+        below = None if clock.up() else within(search, best.peak_bytes - 1, clock, thorough=False)
+        if below is None:
+            break
+        best = _sink(search, below, lowest_bytes(search), clock)
+    return best
+
+
+def _descend(search: Search, clock: Clock) -> Judged:
     """Descend on the highest peak from two starts, and from the better end once more."""
     highest = Goal(0, summed=False)
     _, block, nothing = starts(search)
