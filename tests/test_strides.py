@@ -13,6 +13,7 @@ from fxremat.passes.calls import call_of
 from fxremat.passes.costs import cost_key, measure_costs
 from fxremat.passes.extract import analyse, calls
 from fxremat.passes.strides import RETURNS_CONTIGUOUS, with_real_strides
+from fxremat.passes.tangents import permuted_tangents_copied
 from tests.joints import joint_graph, real_inputs
 from tests.steps import QUICK, Made, budgets_of, captured, leaf, made, measures_as_predicted
 
@@ -140,7 +141,14 @@ def test_what_lies_otherwise_than_its_fake_is_planned_as_it_lies(
     make: Callable[[], Made], fraction: float
 ) -> None:
     budget_bytes = budgets_of(captured(make), fraction)[0]
-    measures_as_predicted(make, budget_bytes)
+    if not permuted_tangents_copied():
+        measures_as_predicted(make, budget_bytes)
+        return
+    # Torch expects a tangent that lies like the fake output, and its copy is planned for.
+    fn, args = made(make)
+    check = fxremat.verify(fn, args, budget=budget_bytes, repeats=1, **QUICK)
+    check.raise_if_broken()
+    assert check.measured_peak_bytes <= check.predicted_peak_bytes
 
 
 def test_strides_that_were_seen_replace_those_of_the_trace() -> None:
@@ -162,7 +170,8 @@ def test_strides_that_were_seen_replace_those_of_the_trace() -> None:
         if isinstance(new.meta.get("val"), tuple)
         and new.meta["val"][0].stride() != old.meta["val"][0].stride()
     ]
-    assert (torch.ops.aten.native_batch_norm_backward.default, (6, 1)) in changed
+    assert changed
+    assert all("batch_norm" in str(target) and stride == (6, 1) for target, stride in changed)
 
 
 def test_outputs_that_are_views_of_each_other_are_noted() -> None:

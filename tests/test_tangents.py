@@ -8,7 +8,7 @@ import torch
 
 import fxremat
 from fxremat.errors import OverBudgetError
-from fxremat.passes.tangents import copied_tangent, permuted_tangents_copied
+from fxremat.passes.tangents import copied_tangent, permuted_tangents_copied, tangents_held
 from tests.steps import QUICK, budgets_of, captured, leaf
 
 Step = Callable[[torch.Tensor, torch.Tensor], Any]
@@ -55,6 +55,7 @@ def three_outputs(x: torch.Tensor, y: torch.Tensor) -> Any:
     return x + y, x * 2, (x * y).tanh()
 
 
+@pytest.mark.skipif(tangents_held(), reason="this torch holds all tangents: they are planned for")
 @pytest.mark.parametrize("way", ["backward", "autograd.backward", "autograd.grad"])
 def test_gradients_that_the_caller_hands_over_are_counted(way: str) -> None:
     torch._dynamo.reset()
