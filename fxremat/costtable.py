@@ -59,6 +59,8 @@ class Cost:
     def __post_init__(self) -> None:
         if min(self.cost_ns, self.workspace_bytes, self.held_bytes) < 0 or not self.spread >= 0:
             raise ValueError(f"{self!r}: nothing in it may be negative")
+        if any(step < 0 for stride in self.strides for step in stride):
+            raise ValueError(f"{self!r}: no stride may be negative")
 
 
 @dataclass(frozen=True, slots=True)

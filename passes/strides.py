@@ -43,14 +43,15 @@ def with_real_strides(joint: Joint, lies: Lies = lambda node: ()) -> Joint | Non
     for node in graph.nodes:
         if node.op != "call_function":
             continue
-        if not changed.isdisjoint(node.all_input_nodes):
-            try:
+        follows = not changed.isdisjoint(node.all_input_nodes)
+        try:
+            if follows:
                 node.meta["val"] = _result(node)
-            except Exception:  # noqa: BLE001  # such as a view that needs the wrong strides
-                return None
-            changed.add(node)
-        if node.name in wrong:
-            _lay(node, _real_strides(node, lies))
+            if node.name in wrong:
+                _lay(node, _real_strides(node, lies))
+        except Exception:  # noqa: BLE001  # a view that needs the wrong strides, a table with others
+            return None
+        if follows or node.name in wrong:
             changed.add(node)
     return replace(joint, module=fx.GraphModule(joint.module, graph), traced=joint.module)
 

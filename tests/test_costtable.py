@@ -1,6 +1,7 @@
 """A cost table as a value and as a file."""
 
 import copy
+import json
 from pathlib import Path
 
 import pytest
@@ -55,3 +56,13 @@ def test_merging_prefers_the_other_table() -> None:
     assert both.costs == {"a": Cost(1), "b": Cost(3), "c": Cost(4)}
     assert (both.kind, both.threads, both.guessed) == ("measured+mine", 5, {"a": "?"})
     assert old.merged(old) == old
+
+
+@pytest.mark.parametrize("strides", [[[-1, 1]], [["a"]], [[1.5]], [3]])
+def test_strides_that_cannot_be_are_refused(tmp_path: Path, strides: object) -> None:
+    path = tmp_path / "costs.json"
+    CostTable(costs={"a": Cost(1, strides=((4, 1),))}, kind="mine").save(path)
+    assert load(path)["a"].strides == ((4, 1),)
+    path.write_text(path.read_text().replace("[[4, 1]]", json.dumps(strides)))
+    with pytest.raises(CostTableError):
+        load(path)
