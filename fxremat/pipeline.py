@@ -172,7 +172,7 @@ def pose(
         return Posed(unrewritten, original, profile_s)
     analysis = analyse(merged, reuse=reuse)
     problem = state(analysis)
-    ordered = place(analyse(merged)) if reuse else merged
+    ordered = place(original if merged is joint else analyse(merged)) if reuse else merged
     if ordered is not merged:
         placed = analyse(ordered, reuse=True)
         again = state(placed)

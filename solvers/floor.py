@@ -1,9 +1,9 @@
 """The least peak: the plan below which fxremat says that a budget cannot be met.
 
 It is a descent on the peak from two starts, and where that is quick, the integer program is asked
-for less until it finds nothing. A budget that no start is within is compared with
-it before anything else is tried, so what lies below is refused, and what does not gets a plan, in
-this process and in any other.
+for less until it finds nothing. A budget that no start is within is compared with it before
+anything else is tried, so what lies below is refused, and what does not gets a plan, in this
+process and in any other.
 """
 
 from dataclasses import replace
