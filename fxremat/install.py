@@ -11,6 +11,7 @@ import torch
 from torch import fx, nn
 
 from fxremat.backend import compiled_session
+from fxremat.backend import fxremat as backend_by_name
 from fxremat.compiling import Backend, bytes_on, gradients_of
 from fxremat.errors import (
     CaptureError,
@@ -23,6 +24,7 @@ from fxremat.options import Options
 from fxremat.passes.bypass import finding_plans, kept_off, refusal, see_plans
 from fxremat.passes.ddp import HINT, bucket_bytes, is_ddp
 from fxremat.passes.failures import explain, explain_backend
+from fxremat.passes.recompiles import raise_limit
 from fxremat.passes.seeding import tensors_in
 from fxremat.passes.select import mark
 from fxremat.passes.tangents import ask_torch
@@ -62,6 +64,7 @@ _disabled: Callable[[Any], Any] = torch._dynamo.disable(
 )
 
 see_plans(lambda call: hasattr(call, _SESSION))
+raise_limit(lambda compiler: compiler is backend_by_name or hasattr(compiler, _SESSION))
 
 
 class Installed:
@@ -148,6 +151,7 @@ class Installed:
                 self.remember(inputs)
                 return backend(graph, inputs)
 
+            setattr(compile_graph, _SESSION, self.session)
             traced = _traced(self.target, options)
             self.compiled[key] = torch.compile(
                 traced, backend=compile_graph, fullgraph=options.fullgraph, dynamic=symbolic

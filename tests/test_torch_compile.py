@@ -224,3 +224,61 @@ def test_a_later_piece_counts_what_earlier_ones_were_given() -> None:
     given_bytes = second.plan.problem.resident_bytes - second.piece.earlier_bytes
     assert outside_bytes <= given_bytes <= outside_bytes + 16  # and a number between the pieces
     assert second.piece.earlier_bytes == first.held_bytes > 0
+
+
+class Scaled(nn.Module):
+    """A guard fails for every other ``scale``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+        self.scale = 0
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.layer(x) * self.scale
+
+
+def compiled_for_many_values(model: Any, net: Scaled, count: int) -> None:
+    for scale in range(count):
+        net.scale = scale
+        model(X).square().sum().backward()
+
+
+def test_more_values_than_dynamo_recompiles() -> None:
+    net, plain = Scaled(), Scaled()
+    plain.load_state_dict(net.state_dict())
+    compiled = torch.compile(net, backend="fxremat", options={"budget": "1MiB", **QUICK})
+    compiled_for_many_values(compiled, net, 12)
+    compiled_for_many_values(plain, plain, 12)
+    assert same_gradients(net, plain)
+    session = compiled_session(compiled)
+    assert session is not None
+    assert len(session.graphs) == 12
+
+
+@pytest.mark.parametrize("fullgraph", [True, False, None])
+def test_code_that_dynamo_gives_up_on_raises(
+    fullgraph: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fxremat.passes.recompiles.RECOMPILE_LIMIT", 9)
+    monkeypatch.setattr("fxremat.passes.tracing.RECOMPILE_LIMIT", 9)
+    net = Scaled()
+    if fullgraph is None:
+        model = torch.compile(net, backend="fxremat", options={"budget": "1MiB", **QUICK})
+    else:
+        model = fxremat.optimize(net, "1MiB", fullgraph=fullgraph, **QUICK)
+    with pytest.raises(fxremat.CaptureError, match=r"compiled 9 times .*scale == "):
+        compiled_for_many_values(model, net, 12)
+    net.scale = 3  # what is compiled runs on
+    model(X).square().sum().backward()
+
+
+def test_other_backends_keep_the_limit() -> None:
+    net, ran = Scaled(), []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        ran.append(graph)
+        return graph.forward
+
+    compiled_for_many_values(torch.compile(net, backend=backend), net, 12)
+    assert len(ran) == torch._dynamo.config.recompile_limit
