@@ -21,7 +21,7 @@ from fxremat.errors import (
     UnsupportedGraphError,
 )
 from fxremat.options import Options
-from fxremat.passes.bypass import finding_plans, kept_off, refusal, see_plans
+from fxremat.passes.bypass import finding_plans, frames_traced, kept_off, refusal, see_plans
 from fxremat.passes.ddp import HINT, bucket_bytes, is_ddp
 from fxremat.passes.failures import explain, explain_backend
 from fxremat.passes.recompiles import raise_limit
@@ -222,7 +222,7 @@ class Installed:
         """Run what was compiled, and say in our words why it could not be traced."""
         self.inside.clear()
         try:
-            with tracing(), finding_plans(self.inside):
+            with tracing(), finding_plans(self.inside), frames_traced():
                 output = compiled(*args, **kwargs)
         except BackendCompilerFailed as failed:
             if isinstance(failed.inner_exception, FxrematError):

@@ -34,6 +34,10 @@ except (ImportError, AttributeError) as error:  # pragma: no cover - depends on 
         f"does not have ({error}); torch 2.11 to 2.13 do"
     ) from error
 
+_dynamo: Any = torch._C._dynamo.eval_frame
+_set_override = getattr(_dynamo, "set_eval_frame_override", None)  # torch 2.11 alone has it
+_Override: Any = getattr(_dynamo, "_EvalFrameOverride", None)
+
 _PLANTED = "_compiled_call_impl"  # nn.Module calls this in place of itself
 
 _REFUSALS = {
@@ -85,6 +89,23 @@ def see_plans(bears_plan: Callable[[Any], bool]) -> None:
     UnspecializedNNModuleVariable.call_function = call_function  # type: ignore[method-assign]
     if convert_frame.input_codes.seen:  # what is compiled already does not look: compile it anew
         torch._dynamo.reset_code_caches()
+
+
+@contextlib.contextmanager
+def frames_traced() -> Iterator[None]:
+    """Trace the frames of this call, whatever an earlier ``fullgraph=True`` has left behind.
+
+    torch 2.11 has a switch under which Dynamo skips every frame that is called, and forgets to set
+    it back where it raises or goes through early (``torch.jit.trace``, nested traces).
+    """
+    if _set_override is None:
+        yield
+        return
+    before = _set_override(_Override.NONE)
+    try:
+        yield
+    finally:
+        _set_override(before)
 
 
 def kept_off() -> str:

@@ -35,6 +35,17 @@ class Outer(nn.Module):
         return self.head(self.inner(x))
 
 
+class Pieces(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        h = self.first(x).tanh()
+        torch._dynamo.graph_break()
+        return self.last(h).t(), h[0]
+
+
 def planned() -> nn.Sequential:
     return fxremat.optimize(mlp(), "1MiB", **QUICK)
 
@@ -109,6 +120,19 @@ def test_tracing_by_others_is_refused_in_words() -> None:
     model = planned()
     with pytest.raises(fxremat.CaptureError, match=r"torch\.jit\.trace"):
         torch.jit.trace(model, (X,), check_trace=False)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_pieces_are_traced_after_torch_refused_a_whole_graph() -> None:
+    whole = torch.compile(nn.Linear(8, 4), backend="eager", fullgraph=True)
+    with pytest.raises(RuntimeError, match=r"torch\.jit\.trace"):
+        torch.jit.trace(whole, (X,), check_trace=False)
+    plain, model = Pieces(), Pieces()
+    plain.load_state_dict(model.state_dict())
+    fxremat.optimize(model, "1MiB", fullgraph=False, **QUICK)
+    for net in (model, plain):
+        net(X)[0].sum().backward()
+    assert same_gradients(model, plain)
 
 
 @pytest.mark.parametrize("transform", [torch.func.vmap, torch.func.grad])
@@ -232,17 +256,7 @@ def test_operators_outside_of_the_pieces_are_refused_unless_something_is_reserve
 
 
 def test_noop_pieces_that_leave_nothing_outside() -> None:
-    class Own(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
-
-        def forward(self, x: torch.Tensor) -> Any:
-            h = self.first(x).tanh()
-            torch._dynamo.graph_break()
-            return self.last(h).t(), h[0]
-
-    model = fxremat.optimize(Own(), "1MiB", fullgraph=False, **QUICK)
+    model = fxremat.optimize(Pieces(), "1MiB", fullgraph=False, **QUICK)
     model(X.clone().requires_grad_() * 2)[0].sum().backward()
     assert len(fxremat.report(model).graphs) == 2
 
