@@ -84,7 +84,12 @@ class Backend:
         trace.shared = shared_outputs(graph)
         refuse_lost_dropout(graph.graph)
         eager = options.executor == "eager"
-        with compiling(), plain_recurrence(graph.graph), whole_resampling(wanted=eager):
+        with (
+            self.session.giving_way(),
+            compiling(),
+            plain_recurrence(graph.graph),
+            whole_resampling(wanted=eager),
+        ):
             if options.executor == "inductor":
                 code = compile_and_try(graph, inputs, trace, _identity(options))
             else:

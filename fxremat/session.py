@@ -1,10 +1,11 @@
 """What one optimised module or function knows: its options, its graphs, which of them ran last."""
 
+import contextlib
 import gc
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +16,7 @@ from fxremat.plans import Plan
 from fxremat.records import Flight, GraphRecord
 from fxremat.reporting import RematReport, remat_report
 from fxremat.reserve import reserve_bytes
-from fxremat.together import Call, Seen, Together, together
+from fxremat.together import Call, Seen, Together, keep_little, together
 
 
 @dataclass
@@ -48,6 +49,7 @@ class Session:
     told: bool = False
     turned: bool = False  # a backward has begun since the last forward
     alone: bool = True
+    little: bool = False  # each piece keeps as little as it can, and no plan is made for all
     here: threading.local = field(default_factory=threading.local)  # this thread's call
     number: int = 0  # of the call
     waiting: "weakref.WeakKeyDictionary[Any, Flight]" = field(
@@ -174,7 +176,8 @@ class Session:
         if record.differentiated:
             self._check_waiting(known.record if known is not None else record)
         if known is None and len(ran) > 1:
-            _check_pieces(ran)
+            with self.giving_way():
+                _check_pieces(ran)
         self.call.ran.append(record)
         self.here.idle = False
 
@@ -194,6 +197,31 @@ class Session:
             waiting_bytes = record.plan.problem.waiting_bytes
             self.waiting[context] = Flight(self.number, record.flight_bytes, waiting_bytes)
 
+    @contextlib.contextmanager
+    def giving_way(self) -> Iterator[None]:
+        """Where a new piece does not fit beside others that follow a plan, end that plan.
+
+        From the next call on each piece keeps as little as it can, for good.
+
+        Raises:
+            InfeasibleBudgetError: What was raised inside, with that in words.
+        """
+        try:
+            yield
+        except InfeasibleBudgetError as error:
+            if not self.known or self.little:
+                raise
+            self.little = True
+            for each in self.known:
+                keep_little(each)
+            raise InfeasibleBudgetError(
+                f"{error} The pieces before it followed a plan that did not know it; from now on "
+                "each piece keeps as little as it can, so the same call may fit when it is made "
+                "again.",
+                error.budget_bytes,
+                error.floor_bytes,
+            ) from None
+
     def settle(self) -> None:
         """Plan the pieces of the last call together, once for each kind of call.
 
@@ -201,7 +229,7 @@ class Session:
             InfeasibleBudgetError: A percentage of the baseline turned out to be too little.
         """
         if self.shares and self.call.pieces and self._found() is None:
-            planned = together(self.call, self.options, self.known)
+            planned = together(self.call, self.options, self.known, little=self.little)
             if planned is not None:
                 self.known.append(planned)
 
@@ -333,9 +361,7 @@ def _check_piece(plan: Plan, peak_bytes: int) -> None:
         raise InfeasibleBudgetError(
             f"the pieces between the graph breaks of {plan.problem.name} hold {peak_bytes:,} bytes "
             f"together, more than the budget of {plan.budget_bytes:,} bytes. Raise the budget to "
-            f"{peak_bytes:,} bytes, or remove the graph breaks: one graph needs less. Where a "
-            "piece is compiled anew in later calls, for another value or shape, the others follow "
-            "a plan that does not know of it, and it may need more again.",
+            f"{peak_bytes:,} bytes, or remove the graph breaks: one graph needs less.",
             plan.budget_bytes,
             peak_bytes,
         )

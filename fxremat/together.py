@@ -135,13 +135,16 @@ class Together:
         return self.joined.compose([chosen.get(r.key, r.plan.schedule) for r in self.records])
 
 
-def together(call: Call, options: Options, others: Sequence[Together]) -> Together | None:
+def together(
+    call: Call, options: Options, others: Sequence[Together], *, little: bool = False
+) -> Together | None:
     """Plan all pieces of a call and let each take its part from the next forward on.
 
     Args:
         call: A call that has ended.
         options: How to solve, and the budget.
         others: Other kinds of call that were planned before; they may share pieces.
+        little: Each piece goes on keeping as little as it can.
 
     Returns:
         The plan; None where the pieces cannot be joined.
@@ -155,16 +158,22 @@ def together(call: Call, options: Options, others: Sequence[Together]) -> Togeth
         return None
     budget_bytes = options.budget.resolve(baseline_peak_bytes(joined.problem))
     lean = _lean(records, joined, budget_bytes)
-    plan = _plan(joined.problem, budget_bytes, lean, options)
+    plan = lean if little and lean is not None else None
+    plan = plan or _plan(joined.problem, budget_bytes, lean, options)
     found = Together(records, joined, _record(records, plan, call, options))
+    if little:
+        found.record.notes += (
+            "Each piece keeps as little as it can, since a new piece did not fit beside a plan of "
+            "the others.",
+        )
     if plan is lean or not _take(found, joined.divide(plan.schedule), others):
         if lean is None:
             return None
         found.record.replan(lean, found.record.piece)
-        _keep_little(found)
+        keep_little(found)
         for other in others:
             if {r.key for r in other.records} & set(call.key):
-                _keep_little(other)
+                keep_little(other)
     return found
 
 
@@ -205,7 +214,7 @@ def _above(other: Together, schedule: Schedule) -> bool:
     return peak_bytes > other.record.plan.budget_bytes
 
 
-def _keep_little(found: Together) -> None:
+def keep_little(found: Together) -> None:
     """Let each piece keep as little as it can, as in the first call."""
     lean = _lean(found.records, found.joined, found.record.plan.budget_bytes)
     if lean is not None:

@@ -106,3 +106,45 @@ def test_a_budget_too_small_for_the_first_piece_speaks_of_later_ones() -> None:
     step(roomy)
     enough = fxremat.optimize(Broken(), fxremat.report(roomy).floor_bytes, **PIECES)
     step(enough)
+
+
+class Widening(Broken):
+    """Its second piece is another one for each width, and needs more the wider it is."""
+
+    width = 0
+
+    def run(self, part: int, x: torch.Tensor) -> torch.Tensor:
+        x = super().run(part, x)
+        if part != 1 or not self.width:
+            return x
+        wide = torch.cat([x * k for k in range(self.width)], 1).tanh().exp()
+        return wide[:, :16].contiguous()
+
+
+def refusal(model: nn.Module) -> str:
+    """Why a step is refused; nothing of it is held afterwards."""
+    with pytest.raises(fxremat.InfeasibleBudgetError) as refused:
+        step(model)
+    return str(refused.value)
+
+
+def test_a_new_piece_that_does_not_fit_beside_the_plan_of_the_others_fits_the_next_time() -> None:
+    model, plain = Widening(), Widening()
+    plain.load_state_dict(model.state_dict())
+    roomy = fxremat.optimize(copy.deepcopy(model), "1GiB", **PIECES)
+    roomy.width = 4
+    step(roomy)
+    budget_bytes = fxremat.report(roomy).floor_bytes
+    fxremat.optimize(model, budget_bytes, **PIECES)
+    for _ in range(2):  # the second call follows the plan of all pieces, without the wide one
+        step(model)
+    model.width = plain.width = 4
+    assert "made again" in refusal(model)
+    for width in (4, 4, 0, 4):
+        model.width = plain.width = width
+        assert torch.equal(step(model), step(plain))
+        assert same_gradients(model, plain)
+        assert measured_bytes(model) <= budget_bytes
+    assert "as little as it can" in str(fxremat.report(model))
+    model.width = 5
+    assert "made again" not in refusal(model)
