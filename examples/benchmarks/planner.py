@@ -106,6 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     rows: list[tuple[str, ...]] = []
     against: list[tuple[str, ...]] = []
+    times: list[tuple[int, tuple[str, ...]]] = []
     beaten = 0
     for name in options.only:
         problem, facts = problem_of(name, options.folder)
@@ -113,16 +114,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         start_s = time.perf_counter()
         least = floor_plan(problem)
         rows.append(line(name, nodes, "floor", Timed(least, time.perf_counter() - start_s)))
+        seconds = [least.solve_s]
         span_bytes = save_all_peak_bytes(problem) - least.peak_bytes
         for part in range(options.parts):
             budget_bytes = least.peak_bytes + span_bytes * part // options.parts
             found = timed(problem, budget_bytes)
             rows.append(line(name, nodes, f"{part / options.parts:.0%}", found))
+            seconds.append(found.wall_s)
             print(*rows[-1], sep="  ", file=sys.stderr, flush=True)
             for row, good in compared(name, problem, budget_bytes, options.others):
                 against.append(row)
                 beaten += not good
+        times.append((nodes, (name, f"{nodes:,}", *(f"{s:.1f}" for s in seconds))))
     print(tabulate(rows, HEADERS, disable_numparse=True))
+    ways = (f"at {part / options.parts:.0%}" for part in range(options.parts))
+    print("\nSeconds by size: to find the floor, and to plan at so much of the way up from it.\n")
+    by_size = [cells for _, cells in sorted(times)]
+    print(tabulate(by_size, ("problem", "joint nodes", "floor", *ways), disable_numparse=True))
     print()
     print(tabulate(against, AGAINST, disable_numparse=True))
     print(f"\n{beaten} of {len(against)} plans of other solvers are cheaper than fxremat's there")
