@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from fxremat.passes.joint import Joint, copy_graph, tensors_of
 
@@ -45,10 +46,11 @@ def with_real_strides(joint: Joint, lies: Lies = lambda node: ()) -> Joint | Non
             continue
         follows = not changed.isdisjoint(node.all_input_nodes)
         try:
-            if follows:
-                node.meta["val"] = _result(node)
-            if node.name in wrong:
-                _lay(node, _real_strides(node, lies))
+            with unset_fake_temporarily():  # the values have a mode of their own
+                if follows:
+                    node.meta["val"] = _result(node)
+                if node.name in wrong:
+                    _lay(node, _real_strides(node, lies))
         except Exception:  # noqa: BLE001  # a view that needs the wrong strides, a table with others
             return None
         if follows or node.name in wrong:

@@ -151,6 +151,30 @@ def test_what_lies_otherwise_than_its_fake_is_planned_as_it_lies(
     assert check.measured_peak_bytes <= check.predicted_peak_bytes
 
 
+class Normalised(nn.Module):
+    """Normalisations of what lies by columns, which symbolic graphs know as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.outer = nn.Linear(12, 16), nn.Linear(16, 12)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        h = batch_norm(self.inner(x).tanh().t() * 2, None, None, training=True)
+        return self.outer(batch_norm(h.t().sin(), None, None, training=True)).exp()
+
+
+def test_a_symbolic_graph_lies_like_one_of_known_sizes() -> None:
+    x = torch.randn(10, 12)
+    found = []
+    for dynamic in (False, True):
+        model = fxremat.optimize(Normalised(), "1MiB", dynamic=dynamic, **QUICK)
+        model(x).sum().backward()
+        report = fxremat.report(model)
+        found.append((report.predicted_peak_bytes, report.floor_bytes))
+    assert found[0] == found[1]
+
+
 def test_strides_that_were_seen_replace_those_of_the_trace() -> None:
     fn, args = made(factored)
     joint = joint_graph(fn, args)
