@@ -91,8 +91,9 @@ def make(
     name = solution.solver if solver == "auto" else solver
     solve_s = time.perf_counter() - start_s
     if solution.schedule is None:
+        cut = " in the time given (time_limit_s)" if solve_s >= time_limit_s else ""
         left_s = max(0.1, time_limit_s - solve_s)
-        return _finish(_fall_back(problem, budget_bytes, solver, left_s))
+        return _finish(_fall_back(problem, budget_bytes, solver, left_s, cut))
     plan = make_plan(problem, budget_bytes, solution, solver=name, solve_s=solve_s)
     if plan.peak_bytes > budget_bytes:
         raise SolverError(
@@ -140,7 +141,9 @@ def _check_solver(solver: str) -> None:
         )
 
 
-def _fall_back(problem: RematProblem, budget_bytes: int, solver: str, left_s: float) -> Plan:
+def _fall_back(
+    problem: RematProblem, budget_bytes: int, solver: str, left_s: float, cut: str
+) -> Plan:
     """The floor's plan where it fits, or the error that names it."""
     least = floor_plan(problem, time_limit_s=left_s)
     if least.peak_bytes <= budget_bytes and solver in ("auto", "ilp"):
@@ -148,8 +151,8 @@ def _fall_back(problem: RematProblem, budget_bytes: int, solver: str, left_s: fl
         return make_plan(problem, budget_bytes, solution, solver="floor", solve_s=least.solve_s)
     if least.peak_bytes <= budget_bytes:
         raise InfeasibleBudgetError(
-            f"solver {solver!r} has no plan within {budget_bytes:,} bytes; the least budget that "
-            f"fxremat can plan here is {least.peak_bytes:,} bytes. Use solver='auto'.",
+            f"solver {solver!r} has no plan within {budget_bytes:,} bytes{cut}; the least budget "
+            f"that fxremat can plan here is {least.peak_bytes:,} bytes. Use solver='auto'.",
             budget_bytes,
             least.peak_bytes,
         )

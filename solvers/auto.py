@@ -73,8 +73,8 @@ def floor(problem: RematProblem, *, time_limit_s: float = FLOOR_LIMIT_S) -> Sche
     """
     core, search = core_of(problem)
     clock = Clock(time_limit_s)
-    often = lowest(core)
     whole = optimum(core, None).schedule
     once = whole or search.schedule(least(core, search, clock).saved)
+    often = lowest(core, clock)
     found = [once] if often is None else [once, often]
     return min(found, key=lambda schedule: simulate(core, schedule).peak_bytes)

@@ -28,6 +28,7 @@ from fxremat.simulate import Schedule, simulate
 from fxremat.solvers.chain import Chain, find_chain
 from fxremat.solvers.needs import Same, find_needs
 from fxremat.solvers.nested import Choice, Run, unroll
+from fxremat.solvers.search import NO_HURRY, Clock, OutOfTimeError
 
 _LEVELS = 400
 _BESIDE = 3  # levels tried beside the one that was found
@@ -142,13 +143,14 @@ def _way_bytes(problem: RematProblem, chain: Chain) -> list[int]:
 class _Table:
     """The dynamic programme; rows are amounts of memory."""
 
-    def __init__(self, problem: RematProblem, chain: Chain) -> None:
+    def __init__(self, problem: RematProblem, chain: Chain, clock: Clock) -> None:
         self.chain, self.memory = chain, _memory(problem, chain)
         number, levels = len(chain), self.memory.levels
         self.ahead_ns = np.concatenate([[0], np.cumsum(chain.advance_ns)]).astype(np.float32)
         self.by_start = [np.full((number - s, levels), np.inf, np.float32) for s in range(number)]
         self.kept = [np.full((e + 1, levels), np.inf, np.float32) for e in range(number)]
         for length in range(1, number + 1):
+            clock.check()
             for start in range(number - length + 1):
                 end = start + length - 1
                 row = (
@@ -232,28 +234,43 @@ class _Table:
         return Choice(keep, run.level - kept, run.level)
 
 
+class _Asked(Same):
+    """A problem whose table is asked for; the clock is no part of the key."""
+
+    def __init__(self, problem: RematProblem, clock: Clock) -> None:
+        super().__init__(problem)
+        self.clock = clock
+
+
 @lru_cache(maxsize=4)
-def _table(key: Same) -> _Table:
-    return _Table(key.problem, find_chain(key.problem))
+def _table(key: _Asked) -> _Table:
+    return _Table(key.problem, find_chain(key.problem), key.clock)
 
 
-def rotor_schedule(problem: RematProblem, budget_bytes: int) -> Schedule | None:
+def rotor_schedule(
+    problem: RematProblem, budget_bytes: int, clock: Clock = NO_HURRY
+) -> Schedule | None:
     """The cheapest nested schedule within a budget.
 
     Args:
         problem: The step.
         budget_bytes: The budget, resident bytes included. [bytes]
+        clock: When to give up.
 
     Returns:
         The schedule; None when none of them is within the budget.
+
+    Raises:
+        OutOfTimeError: The clock has struck.
     """
-    table = _table(Same(problem))
+    table = _table(_Asked(problem, clock))
     levels = table.levels()
     found: dict[int, tuple[int, Schedule] | None] = {}
 
     def fits(index: int) -> bool:
         """Is there a schedule at this level within the budget? It is noted."""
         if index not in found:
+            clock.check()
             found[index] = _cheapest(problem, table, levels[index], budget_bytes)
         return found[index] is not None
 
@@ -264,20 +281,27 @@ def rotor_schedule(problem: RematProblem, budget_bytes: int) -> Schedule | None:
     return None if best is None else best[1]
 
 
-def rotor_lowest(problem: RematProblem, accept: Callable[[Schedule], bool]) -> Iterator[Schedule]:
+def rotor_lowest(
+    problem: RematProblem, accept: Callable[[Schedule], bool], clock: Clock = NO_HURRY
+) -> Iterator[Schedule]:
     """The lowest nested schedules of those that are accepted, which is asked of the long ones.
 
     Args:
         problem: The step.
         accept: Is a schedule short enough? The more memory, the shorter it is.
+        clock: When to give up.
 
     Returns:
         Schedules of the lowest levels of memory, one of which has the least peak.
+
+    Raises:
+        OutOfTimeError: The clock has struck.
     """
-    table = _table(Same(problem))
+    table = _table(_Asked(problem, clock))
     levels = table.levels()
 
     def short(index: int) -> bool:
+        clock.check()
         return accept(unroll(problem, table.chain, table.choose, levels[index]))
 
     first = _first_that(short, len(levels), rising=True)
@@ -313,11 +337,13 @@ def rotor(problem: RematProblem, budget_bytes: int, *, time_limit_s: float) -> S
     Args:
         problem: The step.
         budget_bytes: The budget, resident bytes included. [bytes]
-        time_limit_s: Not looked at; a chain of 300 blocks takes some seconds for its table. [s]
+        time_limit_s: A safety net; a chain of 300 blocks takes some seconds for its table. [s]
 
     Returns:
-        The schedule, without a bound.
+        The schedule, without a bound; none where the time was too short.
     """
-    del time_limit_s
-    schedule = rotor_schedule(problem, budget_bytes)
+    try:
+        schedule = rotor_schedule(problem, budget_bytes, Clock(time_limit_s))
+    except OutOfTimeError:
+        return Solution(None, message="the time given is too short for nested replays")
     return Solution(schedule, message="nested replays over a chain of blocks")

@@ -8,6 +8,7 @@ simulator, and only what the simulator confirms is accepted. Effort is counted i
 not in seconds, so that a run repeats exactly; the clock is only a safety net.
 """
 
+import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -71,6 +72,10 @@ class Goal:
 _Flip = tuple[int, int]  # change of the cost [ns], value
 
 
+class OutOfTimeError(Exception):
+    """The time limit has passed before there was anything to give back."""
+
+
 class Clock:
     """The safety net: says when the time is up."""
 
@@ -84,6 +89,18 @@ class Clock:
     def up(self) -> bool:
         """The time limit has passed."""
         return time.monotonic() >= self.end
+
+    def check(self) -> None:
+        """Stop if the time is up.
+
+        Raises:
+            OutOfTimeError: It is.
+        """
+        if self.up():
+            raise OutOfTimeError
+
+
+NO_HURRY = Clock(math.inf)
 
 
 class Search:

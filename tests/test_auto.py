@@ -186,3 +186,15 @@ def test_a_plan_comes_back_however_little_time_there_is() -> None:
     assert plan.peak_bytes <= int(0.9 * high)
     again = fxremat.plan(problem, int(0.9 * high))
     assert again.lower_bound_ns <= again.recompute_ns <= plan.recompute_ns
+
+
+def test_nested_replays_end_when_the_time_is_up() -> None:
+    """A chain so long that its table takes seconds; nothing half done is remembered."""
+    problem = chain_of_steps(80)
+    found = fxremat.SOLVERS["sqrt"](problem, 1 << 40, time_limit_s=LIMIT_S).schedule
+    assert found is not None
+    peak_bytes = simulate(problem, found).peak_bytes
+    with pytest.raises(InfeasibleBudgetError, match="in the time given"):
+        fxremat.plan(problem, peak_bytes, solver="rotor", time_limit_s=1e-3)
+    assert beyond(problem, peak_bytes, time_limit_s=1e-3).schedule is None
+    assert beyond(problem, peak_bytes, time_limit_s=LIMIT_S).schedule is not None
