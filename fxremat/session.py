@@ -5,12 +5,12 @@ import gc
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fxremat.budget import format_bytes
 from fxremat.errors import FxrematError, InfeasibleBudgetError, OverBudgetError
+from fxremat.limits import check_gradients, check_pieces, refuse_another
 from fxremat.options import Options
 from fxremat.plans import Plan
 from fxremat.records import Flight, GraphRecord
@@ -167,7 +167,7 @@ class Session:
         """
         more_bytes = self.existing_bytes - record.piece.existing_bytes
         if record.differentiated and more_bytes > 0:
-            _check_gradients(record.plan, more_bytes, self.options.gradients)
+            check_gradients(record.plan, more_bytes, self.options.gradients)
         ran = [*self.earlier(record.piece.frame), record]
         if self.told and self.options.fullgraph and len(ran) > 1:  # another thread's call
             self.call = Call(existing_bytes=self.existing_bytes)
@@ -177,7 +177,7 @@ class Session:
             self._check_waiting(known.record if known is not None else record)
         if known is None and len(ran) > 1:
             with self.giving_way():
-                _check_pieces(ran)
+                check_pieces(ran)
         self.call.ran.append(record)
         self.here.idle = False
 
@@ -254,7 +254,7 @@ class Session:
             gc.collect()  # a cycle may keep what nobody can run back any more
             others = self._others(self.number)
             if record.peak_beside(others) > budget_bytes:
-                _refuse_another(record, others)
+                refuse_another(record, others)
 
     def _others(self, call: int) -> list[Flight]:
         """The calls beside one that wait for their backward, each with all its pieces."""
@@ -302,75 +302,3 @@ class Session:
         records = self.ran if found is None else [found.record]
         ran = [record.report_with(self.existing_bytes) for record in records]
         return remat_report(ran, [record.report for record in self.graphs])
-
-
-def _check_pieces(ran: list[GraphRecord]) -> None:
-    """Do the pieces that have run, each under a plan of its own, fit together?"""
-    held_bytes, gradient_bytes = 0, sum(r.piece.gradient_bytes for r in ran)
-    given_bytes = max(map(_given_bytes, ran))  # later pieces know what earlier ones were given
-    for each in ran:
-        gradient_bytes -= each.piece.gradient_bytes  # those of later pieces, run back before it
-        more_bytes = held_bytes + gradient_bytes - each.piece.others_bytes
-        more_bytes += given_bytes - _given_bytes(each)
-        if each.differentiated:
-            _check_piece(each.plan, each.plan.peak_bytes + more_bytes)
-        held_bytes += each.held_bytes
-
-
-def _given_bytes(record: GraphRecord) -> int:
-    """What a piece knows of that no piece made: parameters, arguments, reserve. [bytes]"""
-    piece = record.piece
-    return record.plan.problem.resident_bytes - piece.others_bytes - piece.existing_bytes
-
-
-def _refuse_another(record: GraphRecord, others: Collection[Flight]) -> None:
-    plan, count = record.plan, len(others)
-    peak_bytes = record.peak_beside(others)
-    held_bytes = sum(flight.held_bytes for flight in others)
-    raise InfeasibleBudgetError(
-        f"{count} earlier forward{'s wait' if count > 1 else ' waits'} for a backward and "
-        f"hold{'' if count > 1 else 's'} {held_bytes:,} bytes: with this one, and the gradients of "
-        f"the first to run back, the peak would be {peak_bytes:,} bytes, above the budget of "
-        f"{plan.budget_bytes:,} bytes. The plan has room for {record.most_in_flight} at once. "
-        "Run their backward first, drop their outputs, or put evaluations "
-        f"under torch.no_grad(); where {count + 1} are meant, say in_flight={count + 1}.",
-        plan.budget_bytes,
-        peak_bytes,
-    )
-
-
-def _check_gradients(plan: Plan, more_bytes: int, option: str) -> None:
-    peak_bytes = plan.peak_bytes + more_bytes
-    if peak_bytes <= plan.budget_bytes:
-        return
-    cause, remedy = "gradients='freed' left out", "say gradients='auto'"
-    if option != "freed":
-        cause = "its plan has no room for: of parameters, or of earlier arguments still alive"
-        remedy = f"raise the budget to {peak_bytes:,} bytes"
-    raise OverBudgetError(
-        f"the step begins with {more_bytes:,} bytes of gradients that {cause}; with them its peak "
-        f"would be {peak_bytes:,} bytes, above the budget of {plan.budget_bytes:,} bytes. Free "
-        f"them (zero_grad(set_to_none=True)), or {remedy}.",
-        peak_bytes,
-        plan.budget_bytes,
-    )
-
-
-def _check_piece(plan: Plan, peak_bytes: int) -> None:
-    if peak_bytes > plan.budget_bytes:
-        raise InfeasibleBudgetError(
-            f"the pieces between the graph breaks of {plan.problem.name} hold {peak_bytes:,} bytes "
-            f"together, more than the budget of {plan.budget_bytes:,} bytes. Raise the budget to "
-            f"{peak_bytes:,} bytes, or remove the graph breaks: one graph needs less.",
-            plan.budget_bytes,
-            peak_bytes,
-        )
-
-
-def tangent_note(name: str, size_bytes: int) -> str:
-    """The hint about an output whose gradient costs memory even when nobody uses it."""
-    return (
-        f"output {name} has a tangent: the backward holds a gradient of its size, "
-        f"{format_bytes(size_bytes)}, of zeros where the loss does not use it. Name what backward "
-        "goes through with differentiate=."
-    )

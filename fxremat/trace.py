@@ -3,87 +3,40 @@
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
 
 from fxremat.budget import Budget
+from fxremat.code import Code, Fit, Pending, ends_of_code
 from fxremat.errors import UnsupportedGraphError
+from fxremat.notes import CHECKPOINTED, HOOKED, notes_of
 from fxremat.passes.aliases import MARK, Aliases, aliases_of
 from fxremat.passes.boxed import Boxed, boxed, dispatching, leaving_out
 from fxremat.passes.contexts import checkpointed
 from fxremat.passes.ends import ends_of
 from fxremat.passes.gradients import drop_gradients_of_writes
-from fxremat.passes.inner import is_unknown
-from fxremat.passes.joint import Joint, primals_of, target_name
+from fxremat.passes.joint import Joint, primals_of
 from fxremat.passes.reach import Reach, has_hooks, reach_of, references, untouched
 from fxremat.passes.recurrent import as_it_runs, mkldnn_enabled
-from fxremat.passes.reference import reference_partition
 from fxremat.passes.shared import Shared
 from fxremat.passes.split import Split
 from fxremat.passes.symbolic import Place, Sizes, at_sizes, is_symbolic, sizes_of
 from fxremat.passes.tangents import given
 from fxremat.passes.tracing import joint_of, keep_buffers, keeps_graph
-from fxremat.pipeline import Planned, partition, rewritten, tangents, written
+from fxremat.pipeline import Planned, partition, rewritten, written
 from fxremat.planning import baseline_peak_bytes, make, make_lean
 from fxremat.plans import Plan, Solution, make_plan
 from fxremat.problem import RematProblem
 from fxremat.records import GraphRecord, Piece
-from fxremat.session import Session, tangent_note
+from fxremat.session import Session
 from fxremat.simulate import Schedule
 from fxremat.sizes import plan_at, posed_at, runs
 from fxremat.together import seen
 
-VIEWS_NOTE = (
-    "some outputs are arguments, or views of arguments or of one another: autograd adds their "
-    "gradients up outside the graph, and the memory for that is counted at its most. Returning "
-    "one of them, or clones, needs less."
-)
 MOST_FITS = 128  # sizes of one graph whose plans are kept
-HOOKED = (
-    "this backward of {name} does not reach a parameter or input that has a hook. Eager would not "
-    "run the hook; within one graph autograd would, without a gradient. Remedy: name the outputs "
-    "that the loss uses with differentiate=, or remove the hook."
-)
-CHECKPOINTED = (
-    "{name} writes to buffers or arguments and is called within torch.utils.checkpoint(..., "
-    "use_reentrant=False), which would stop its second run before it has written them. Take the "
-    "checkpoint away: the plan recomputes what the budget asks for. use_reentrant=True works too."
-)
-UNKNOWN_NOTE = (
-    "what {names} hold inside themselves is not known and taken as 0: fxremat.verify measures the "
-    "step; leave room with reserve=."
-)
-NOTEWORTHY_SHARE = 0.02  # of the baseline peak; smaller tangents are not worth a hint
-
-
-@dataclass(frozen=True)
-class Code:
-    """What runs one schedule of a graph: boxed callables."""
-
-    forward: Boxed
-    backward: Boxed | None = None
-
-
-@dataclass(frozen=True)
-class Flight:
-    """A forward that waits for its backward: its code, its plan, and what it was called with."""
-
-    code: Code | None
-    record: GraphRecord | None
-    inputs: tuple[Callable[[], torch.Tensor | None], ...] = ()
-
-
-@dataclass(frozen=True)
-class Fit:
-    """A graph at some sizes: what is known of it there, and what runs it."""
-
-    record: GraphRecord | None
-    planned: Planned | None
-    graphs: Split | None
-    code: Code | None
 
 
 class Trace:
@@ -125,7 +78,7 @@ class Trace:
         self.swappable = True  # other code can take the place of what AOTAutograd compiled
         self.code: Code | None = None
         self.running: Code | None = None  # that of the forward or backward in progress
-        self.codes: weakref.WeakKeyDictionary[Any, Flight] = weakref.WeakKeyDictionary()
+        self.codes: weakref.WeakKeyDictionary[Any, Pending] = weakref.WeakKeyDictionary()
         self.places: tuple[Place, ...] = ()  # of its symbols
         self.sizes: Sizes = ()  # of the call in progress
         self.symbolic: Joint | None = None  # kept where other sizes may follow
@@ -183,16 +136,7 @@ class Trace:
 
     def keep(self, planned: Planned, trace_s: float) -> None:
         """Remember the plan for the report."""
-        notes = []
-        for name, size_bytes in tangents(planned.analysis):
-            if size_bytes > NOTEWORTHY_SHARE * planned.plan.peak_bytes:
-                notes.append(tangent_note(name, size_bytes))
-        unknown = [n for n in planned.analysis.joint.graph.nodes if is_unknown(n)]
-        if unknown:
-            names = ", ".join(dict.fromkeys(target_name(node) for node in unknown))
-            notes.append(UNKNOWN_NOTE.format(names=names))
-        if self.shared.beside_bytes or self.shared.turn_bytes:
-            notes.append(VIEWS_NOTE)
+        notes = notes_of(planned, self.shared)
         plan, shares = planned.plan, self.session.shares
         if not shares:
             budget_bytes = self.session.options.budget.resolve(baseline_peak_bytes(plan.problem))
@@ -201,7 +145,7 @@ class Trace:
             plan,
             trace_s,
             planned.profile_s,
-            tuple(notes),
+            notes,
             self.piece,
             ends=ends_of(planned.analysis) if shares else None,
             constant_bytes=plan.problem.resident_bytes - self.resident_bytes,
@@ -332,7 +276,7 @@ class Trace:
             self.record.adopt = None  # its backward could not tell which code is its own
         elif self.running is not None:
             inputs = references(args) if len(args) == len(self.reach.gradients) else ()
-            self.codes[context] = Flight(self.running, self.record, inputs)
+            self.codes[context] = Pending(self.running, self.record, inputs)
         shares = self.session.shares
         arguments = [*seen(args, self.device), *seen(self.held(), self.device, numbered=False)]
         returned = seen(outputs, self.device)
@@ -342,7 +286,7 @@ class Trace:
 
     def turns(self, context: object, tangents: Sequence[object]) -> None:
         """A backward starts."""
-        flight = self.codes.get(context, Flight(self.running, self.record))
+        flight = self.codes.get(context, Pending(self.running, self.record))
         self.running, record = flight.code, flight.record
         self.absent = self.reach.absent(tangents)
         found = (reference() for i, reference in enumerate(flight.inputs) if i in self.absent)
@@ -354,7 +298,7 @@ class Trace:
         if record is not None and self.device.type == "cuda" and self.session.alone:
             record.check_entry(torch.cuda.memory_allocated(self.device))
 
-    def _gradient_bytes(self, flight: Flight) -> int:
+    def _gradient_bytes(self, flight: Pending) -> int:
         """Gradients that exist now; where nobody knows the module, those of the graph's inputs."""
         if self.session.find_gradients is not None:
             return self.session.find_gradients()
@@ -405,33 +349,6 @@ class Trace:
             return code
 
         return dispatching(choose)
-
-
-def ends_of_code(module: fx.GraphModule) -> tuple[int, int]:
-    """How many inputs and outputs a graph has."""
-    (output,) = module.graph.find_nodes(op="output")
-    return len(module.graph.find_nodes(op="placeholder")), len(output.args[0])
-
-
-class ReferenceTrace(Trace):
-    """The unrewritten graph on its way through AOTAutograd: no plan, torch's own partition."""
-
-    def partition(
-        self,
-        module: fx.GraphModule,
-        _inputs: object,
-        *,
-        num_fwd_outputs: int,
-        static_lifetime_input_indices: Sequence[int] | None = None,
-    ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        drop_gradients_of_writes(module, num_fwd_outputs, self.leaves)
-        self.know(joint_of(module, num_fwd_outputs))
-        return reference_partition(
-            module,
-            _inputs,
-            num_fwd_outputs=num_fwd_outputs,
-            static_lifetime_input_indices=static_lifetime_input_indices,
-        )
 
 
 def nothing_to_plan(session: Session, device: torch.device, resident_bytes: int) -> Plan:

@@ -15,13 +15,14 @@ from fxremat.check import Check
 from fxremat.comparing import Comparison, Observed, bound_in_words, compare, joined
 from fxremat.errors import FxrematError, StepFailsError, VerificationError
 from fxremat.install import Installed
+from fxremat.notes import VIEWS_NOTE
 from fxremat.options import Options
 from fxremat.passes.allocations import ProfilerBusyError
 from fxremat.passes.meter import PeakMeasurement, measure_peak
 from fxremat.passes.seeding import seeded_loss, unit
 from fxremat.session import Session
 from fxremat.stepstate import GRAPH_INPUT, StepState
-from fxremat.trace import VIEWS_NOTE, ReferenceTrace
+from fxremat.unrewritten import ReferenceTrace
 
 LEARNING_RATE = 1e-3  # of the plain gradient steps between several verified steps
 

@@ -21,7 +21,7 @@ from fxremat.errors import (
 )
 from fxremat.install import Installed
 from fxremat.passes.split import Split
-from fxremat.trace import ReferenceTrace
+from fxremat.unrewritten import ReferenceTrace
 from tests import faultless, faults
 from tests.faults import Fault, in_gradient, in_output, leak, planted, retarget
 from tests.programs import buffers, detached, noisy, written_input

@@ -12,7 +12,7 @@ from fxremat.install import Installed
 from fxremat.options import make_options
 from fxremat.passes.meter import measure_peak
 from fxremat.passes.seeding import seeded_loss, tensors_in, unit
-from fxremat.trace import ReferenceTrace
+from fxremat.unrewritten import ReferenceTrace
 
 Seen = dict[str, torch.Tensor | None]
 Make = Callable[[], tuple[nn.Module, tuple[Any, ...]]]
