@@ -12,10 +12,11 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from fxremat.errors import InfeasibleBudgetError
+from fxremat.joining import join
 from fxremat.options import Options
 from fxremat.passes.seeding import tensors_in
 from fxremat.passes.storages import round_up
-from fxremat.pieces import Ends, Joined, Link, Place, join
+from fxremat.pieces import Ends, Joined, Link, Place
 from fxremat.planning import baseline_peak_bytes, floor_plan, make, make_lean
 from fxremat.plans import Plan, Solution, make_plan
 from fxremat.problem import Kind, RematProblem

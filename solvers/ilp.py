@@ -1,7 +1,7 @@
 r"""The residency model: which values to save and when to replay the others, as an integer program.
 
 The backward is cut into stages k = 0 .. K-1. With b_u the bytes of storage u and c_r the time of
-replay r (both scaled by ``_scale``: bytes rounded up, the budget rounded down):
+replay r (both scaled by ``scale_of``: bytes rounded up, the budget rounded down):
 
 Variables
     s_u      in {0, 1}   u is kept from forward to backward
@@ -49,6 +49,7 @@ from fxremat.errors import SolverError
 from fxremat.problem import RematProblem
 from fxremat.solvers.linear import LinearProgram, Term
 from fxremat.solvers.needs import Needs, find_needs
+from fxremat.solvers.scale import scale_of
 from fxremat.solvers.stages import Stages, windows
 
 _INTEGRAL = 1e-4  # how far from 0 or 1 a 0/1 answer may be
@@ -82,36 +83,6 @@ class Relaxation:
     recompute_ns: float
 
 
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """Numbers that a solver can work with.
-
-    Attributes:
-        unit_bytes: One unit of bytes. [bytes]
-        grain_bytes: Sizes are rounded up, the budget down, to a multiple of it. [bytes]
-        unit_ns: One unit of time. [ns]
-    """
-
-    unit_bytes: int
-    grain_bytes: int
-    unit_ns: float
-
-    def up(self, size_bytes: int) -> float:
-        """Bytes in units, rounded up."""
-        return -(-size_bytes // self.grain_bytes) * self.grain_bytes / self.unit_bytes
-
-    def down(self, size_bytes: int) -> float:
-        """Bytes in units, rounded down."""
-        return size_bytes // self.grain_bytes * self.grain_bytes / self.unit_bytes
-
-
-def _scale(problem: RematProblem, budget_bytes: int) -> Scale:
-    """Units in which a budget is about a thousand and all replays together cost a thousand."""
-    unit_bytes = 1 << max(0, budget_bytes.bit_length() - 10)
-    total_ns = sum(replay.cost_ns for replay in problem.replays)
-    return Scale(unit_bytes, max(1, unit_bytes // 4096), max(1, total_ns) / 1000)
-
-
 class Residency:
     """The model of one problem and one cut; budget and excess can change between solves."""
 
@@ -128,7 +99,7 @@ class Residency:
         """
         self.problem, self.stages = problem, stages
         self.needs: Needs = find_needs(problem)
-        self.scale = _scale(problem, budget_bytes)
+        self.scale = scale_of(problem, budget_bytes)
         self.of = stages.of()
         self.last = len(stages) - 1
         self.program = LinearProgram()
