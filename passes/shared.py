@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from fxremat.errors import UnsupportedGraphError
 from fxremat.passes.joint import Joint, source_of, target_name
+from fxremat.passes.storages import round_up, span_bytes
 from fxremat.passes.tangents import copied_tangent
 from fxremat.passes.unsized import unsized
 
@@ -95,7 +96,8 @@ def _copied_bytes(value: torch.Tensor) -> int:
     if not copied_tangent(value):
         return 0
     _refuse_symbolic(value)
-    return value.numel() * value.element_size()
+    size_bytes = max(span_bytes(value), value.numel() * value.element_size())
+    return round_up(size_bytes, value.device) if value.numel() else 0
 
 
 def _refuse_symbolic(value: torch.Tensor) -> None:

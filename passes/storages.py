@@ -159,11 +159,19 @@ def _kept_bytes(node: fx.Node, of: dict[str, tuple[int, ...]], sizes: list[int])
 def _size_bytes(node: fx.Node, tensor: torch.Tensor) -> int:
     size_bytes = tensor.untyped_storage().nbytes()
     if is_tangent(node) and tensor.numel():  # of a part of a storage, it has the part's size
-        pairs = zip(tensor.shape, tensor.stride(), strict=True)
-        size_bytes = (1 + sum((n - 1) * step for n, step in pairs)) * tensor.element_size()
+        size_bytes = span_bytes(tensor)
     if not isinstance(size_bytes, int):
         raise unsized(node, tensor)
     return round_up(size_bytes, tensor.device)
+
+
+def span_bytes(tensor: torch.Tensor) -> int:
+    """From the first element of a tensor that has some to its last: what one laid out alike takes.
+
+    [bytes]
+    """
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return (1 + sum((n - 1) * step for n, step in pairs)) * tensor.element_size()
 
 
 CUDA_BLOCK_BYTES = 512  # c10/cuda/CUDACachingAllocator.h: kMinBlockSize

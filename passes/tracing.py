@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import threading
 import types
 import warnings
 from collections.abc import Callable, Iterator
@@ -67,7 +68,7 @@ class _Unlisted(set[Callable[..., Any]]):
         return iter(())
 
 
-SORTS_SETTINGS = torch.__version__.startswith("2.11")
+OLD_SETTINGS = torch.__version__.startswith("2.11")
 
 
 def _logging_functions() -> set[Callable[..., Any]]:
@@ -88,27 +89,54 @@ def _logging_functions() -> set[Callable[..., Any]]:
     )
     found = {getattr(logging.Logger, name) for name in names if hasattr(logging.Logger, name)}
     found |= {warnings.warn, *dynamo_config.ignore_logging_functions}
-    return _Unlisted(found) if SORTS_SETTINGS else found
+    return _Unlisted(found) if OLD_SETTINGS else found
+
+
+class _OfAllThreads:
+    """Something that all threads share: the first to come changes it, the last puts it back.
+
+    Were each to put back what it found, the last of several would put back the change of another.
+
+    Args:
+        changed: Makes the context in which it is changed.
+    """
+
+    def __init__(self, changed: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
+        self.changed = changed
+        self.lock = threading.Lock()
+        self.inside = 0
+        self.context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+
+    def __enter__(self) -> None:
+        with self.lock:
+            if not self.inside:
+                self.context = self.changed()
+                self.context.__enter__()
+            self.inside += 1
+
+    def __exit__(self, *_error: object) -> None:
+        with self.lock:
+            self.inside -= 1
+            if not self.inside:
+                self.context.__exit__(None, None, None)
+
+
+def _settings() -> contextlib.AbstractContextManager[Any]:
+    changed: contextlib.AbstractContextManager[Any] = dynamo_config.patch(
+        ignore_logging_functions=_logging_functions(),
+        recompile_limit=RECOMPILE_LIMIT,
+        accumulated_recompile_limit=8 * RECOMPILE_LIMIT,
+        skip_nnmodule_hook_guards=False,  # a hook added later must be seen
+        allow_rnn=True,  # LSTM and GRU are traced like anything else
+        optimize_ddp=False,  # DDP would cut the graph into buckets, each with a plan of its own
+        use_numpy_random_stream=True,  # else NumPy's draws would come from torch's generator
+    )
+    return changed
 
 
 @contextlib.contextmanager
-def tracing() -> Iterator[None]:
-    """Settings under which Dynamo traces for fxremat: one graph, whatever is logged on the way."""
-    with (
-        warnings.catch_warnings(),
-        installing_hooks(),
-        leaving_out_leaves(),
-        dropout_as_it_runs(),
-        dynamo_config.patch(
-            ignore_logging_functions=_logging_functions(),
-            recompile_limit=RECOMPILE_LIMIT,
-            accumulated_recompile_limit=8 * RECOMPILE_LIMIT,
-            skip_nnmodule_hook_guards=False,  # a hook added later must be seen
-            allow_rnn=True,  # LSTM and GRU are traced like anything else
-            optimize_ddp=False,  # DDP would cut the graph into buckets, each with a plan of its own
-            use_numpy_random_stream=True,  # else NumPy's draws would come from torch's generator
-        ),
-    ):
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
         # Dynamo looks at .grad of every tensor it meets, intermediate ones too.
         warnings.filterwarnings(
             "ignore", message="The .grad attribute of a Tensor that is not a leaf"
@@ -116,6 +144,20 @@ def tracing() -> Iterator[None]:
         # It makes an instance of a user's autograd.Function, to trace with its context.
         instantiated = ".*should not be instantiated. Methods on autograd"
         warnings.filterwarnings("ignore", message=instantiated)
+        yield
+
+
+_shared_settings, _shared_filters = _OfAllThreads(_settings), _OfAllThreads(_quiet)
+
+
+@contextlib.contextmanager
+def tracing() -> Iterator[None]:
+    """Settings under which Dynamo traces for fxremat: one graph, whatever is logged on the way.
+
+    torch 2.11 has one set of settings for all threads, later ones have one for each.
+    """
+    settings = _shared_settings if OLD_SETTINGS else _settings()
+    with _shared_filters, installing_hooks(), leaving_out_leaves(), dropout_as_it_runs(), settings:
         yield
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,8 @@ from torch import nn
 
 import fxremat
 from fxremat.check import same_bits
+from fxremat.passes.bypass import frames_traced
+from fxremat.passes.tracing import tracing
 from tests.steps import QUICK, same_gradients
 
 X = torch.randn(50, 8)
@@ -125,13 +128,14 @@ def test_tracing_by_others_is_refused_in_words() -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_pieces_are_traced_after_torch_refused_a_whole_graph() -> None:
     whole = torch.compile(nn.Linear(8, 4), backend="eager", fullgraph=True)
-    with pytest.raises(RuntimeError, match=r"torch\.jit\.trace"):
-        torch.jit.trace(whole, (X,), check_trace=False)
     plain, model = Pieces(), Pieces()
     plain.load_state_dict(model.state_dict())
-    fxremat.optimize(model, "1MiB", fullgraph=False, **QUICK)
-    for net in (model, plain):
-        net(X)[0].sum().backward()
+    with frames_traced():  # puts torch's switch back in the end
+        with pytest.raises(RuntimeError, match=r"torch\.jit\.trace"):
+            torch.jit.trace(whole, (X,), check_trace=False)
+        fxremat.optimize(model, "1MiB", fullgraph=False, **QUICK)
+        for net in (model, plain):
+            net(X)[0].sum().backward()
     assert same_gradients(model, plain)
 
 
@@ -311,3 +315,21 @@ def test_one_module_can_be_called_from_several_threads() -> None:
     expected = torch.autograd.grad(plain(X).square().sum(), list(plain.parameters()))
     assert len(found) == 15
     assert all(same_bits(a, b) for got in found for a, b in zip(got, expected, strict=True))
+
+
+def test_settings_are_put_back_whichever_thread_leaves_last() -> None:
+    before = torch._dynamo.config.recompile_limit, list(warnings.filters)
+    came, left = threading.Event(), threading.Event()
+
+    def second() -> None:
+        with tracing():
+            came.set()
+            left.wait(timeout=60)
+
+    thread = threading.Thread(target=second)
+    with tracing():
+        thread.start()
+        assert came.wait(timeout=60)
+    left.set()
+    thread.join(timeout=60)
+    assert (torch._dynamo.config.recompile_limit, list(warnings.filters)) == before

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import fxremat
+from fxremat.passes.tangents import permuted_tangents_copied
 from tests.steps import QUICK
 
 
@@ -24,7 +25,9 @@ def assert_exact(fn: Callable[..., Any], *args: torch.Tensor) -> None:
     """The step without recomputation holds what is predicted, and shows the right bits."""
     check = fxremat.verify(fn, args, budget="100%", repeats=1, **QUICK)
     assert not any(check.differing.values())
-    assert check.measured_peak_bytes == check.predicted_peak_bytes
+    assert check.measured_peak_bytes <= check.predicted_peak_bytes
+    if not permuted_tangents_copied():  # else a copy is counted that may not be made
+        assert check.measured_peak_bytes == check.predicted_peak_bytes
 
 
 def row(x: torch.Tensor) -> torch.Tensor:
