@@ -89,6 +89,7 @@ def optimize(
     replayable: tuple[str, ...] = (),
     cache_dir: Path | str | bool | None = None,
     progress: bool | None = None,
+    **unknown: Any,
 ) -> F:
     """Make a module or function train inside a budget.
 
@@ -122,6 +123,7 @@ def optimize(
             do nothing else, so that a plan may run them again; others run once.
         cache_dir: Where measured costs are kept; None: the user's cache folder; False: nowhere.
         progress: A bar for long work; None: when standard error is a terminal.
+        **unknown: Whatever else is named is refused, with the names that exist.
 
     Returns:
         The module itself, or a function like the one given.
@@ -134,8 +136,9 @@ def optimize(
             as it was before.
     """
     from fxremat.install import optimize as install
-    from fxremat.options import Options
+    from fxremat.options import Options, check_names
 
+    check_names(unknown)
     options = Options(
         budget=parse_budget(budget),
         executor=executor,

@@ -361,6 +361,11 @@ def report(target: Any) -> RematReport:
             text = "this module is not optimised: its first call raised, so the plan was taken"
             raise FxrematError(f"{text} away ({failure}).")
         taken = getattr(target, "_compiled_call_impl", None) is not None
+        if hasattr(target, "get_compiler_config"):
+            raise FxrematError(
+                "this came from torch.compile and bears no plan, or has not run yet: with "
+                'backend="fxremat", call it once for training, then ask for the report.'
+            )
         raise FxrematError(
             "this module or function bears no plan"
             + (": it was compiled with module.compile(), which replaces one." if taken else ".")

@@ -79,6 +79,8 @@ def load(path: str | os.PathLike[str]) -> RematProblem:
         ProblemFileError: There is no such file, it is cut off, of another version, or contradicts
             itself; the message names the field.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise ProblemFileError(f"a problem is read from a path, not from {path!r}.", str(path))
     try:
         if Path(path).is_fifo():  # to read it would be to wait for ever
             raise OSError(errno.EINVAL, "it is a pipe")

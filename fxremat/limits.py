@@ -15,20 +15,16 @@ def check_pieces(ran: Sequence[GraphRecord]) -> None:
         InfeasibleBudgetError: They do not.
     """
     held_bytes, gradient_bytes = 0, sum(r.piece.gradient_bytes for r in ran)
-    given_bytes = max(map(_given_bytes, ran))  # later pieces know what earlier ones were given
+    given_bytes = max(
+        record.given_bytes for record in ran
+    )  # later pieces know what earlier ones were given
     for each in ran:
         gradient_bytes -= each.piece.gradient_bytes  # those of later pieces, run back before it
         more_bytes = held_bytes + gradient_bytes - each.piece.others_bytes
-        more_bytes += given_bytes - _given_bytes(each)
+        more_bytes += given_bytes - each.given_bytes
         if each.differentiated:
             _check_piece(each.plan, each.plan.peak_bytes + more_bytes)
         held_bytes += each.held_bytes
-
-
-def _given_bytes(record: GraphRecord) -> int:
-    """What a piece knows of that no piece made: parameters, arguments, reserve. [bytes]"""
-    piece = record.piece
-    return record.plan.problem.resident_bytes - piece.others_bytes - piece.existing_bytes
 
 
 def refuse_another(record: GraphRecord, others: Collection[Flight]) -> NoReturn:

@@ -83,6 +83,7 @@ def make(
         OptionError: There is no such solver.
         InfeasibleBudgetError: Not even the floor fits, or this solver has no plan so small.
     """
+    _check_problem(problem)
     budget_bytes = parse_budget(budget).resolve(baseline_peak_bytes(problem))
     _check_solver(solver)
     start_s = time.perf_counter()
@@ -128,6 +129,16 @@ def make_lean(
         return make(problem, budget_bytes, solver=solver, time_limit_s=time_limit_s)
     solve_s = time.perf_counter() - start_s
     return _finish(make_plan(problem, budget_bytes, solution, solver="lean", solve_s=solve_s))
+
+
+def _check_problem(problem: object) -> None:
+    if not isinstance(problem, RematProblem):
+        raise OptionError(
+            f"a plan is made for a problem, not for {type(problem).__name__}: give what "
+            "fxremat.capture(model, args) returned, or fxremat.load(path).",
+            "problem",
+            problem,
+        )
 
 
 def _check_solver(solver: str) -> None:
@@ -197,8 +208,10 @@ def frontier(problem: RematProblem, points: int = 16, *, time_limit_s: float = 6
         Plans, the greatest budget first. A plan found for a smaller budget that recomputes less
         than that of a greater one takes its place, so time never falls as the budget grows.
     """
-    if points < 2:
-        raise OptionError(f"a frontier has at least 2 points, not {points}.", "points", points)
+    _check_problem(problem)
+    if not isinstance(points, int) or points < 2:
+        text = f"a frontier has a whole number of points, at least 2, not {points!r}."
+        raise OptionError(text, "points", points)
     least = floor_plan(problem)
     top_bytes = baseline_peak_bytes(problem)
     span = top_bytes - least.peak_bytes

@@ -75,6 +75,7 @@ class GraphRecord:
         first: The schedule that it was compiled with.
         alone_bytes: Resident bytes when it was compiled, without what earlier pieces held. [bytes]
         outside_bytes: Gradients of others among them. [bytes]
+        given_bytes: What it knew of that no piece made: parameters, arguments, reserve. [bytes]
     """
 
     plan: Plan
@@ -94,6 +95,8 @@ class GraphRecord:
         self.first = self.plan.schedule
         self.alone_bytes = self.plan.problem.resident_bytes - self.piece.earlier_bytes
         self.outside_bytes = self.piece.others_bytes - self.piece.earlier_bytes
+        self.given_bytes = self.plan.problem.resident_bytes - self.piece.others_bytes
+        self.given_bytes -= self.piece.existing_bytes
 
     def replan(self, plan: Plan, piece: Piece) -> None:
         """Take another plan for the same graph."""

@@ -49,6 +49,7 @@ class Session:
     told: bool = False
     turned: bool = False  # a backward has begun since the last forward
     alone: bool = True
+    once: set[tuple[int, ...]] = field(default_factory=set)  # kinds of call that came once
     little: bool = False  # each piece keeps as little as it can, and no plan is made for all
     here: threading.local = field(default_factory=threading.local)  # this thread's call
     number: int = 0  # of the call
@@ -175,7 +176,8 @@ class Session:
         known = self._following(tuple(r.key for r in ran if r.differentiated))
         if record.differentiated:
             self._check_waiting(known.record if known is not None else record)
-        if known is None and len(ran) > 1:
+        limited = self.options.budget.bytes_ is not None  # a percentage is of what is not known yet
+        if known is None and len(ran) > 1 and limited:
             with self.giving_way():
                 check_pieces(ran)
         self.call.ran.append(record)
@@ -209,6 +211,7 @@ class Session:
         try:
             yield
         except InfeasibleBudgetError as error:
+            self.call = Call(existing_bytes=self.existing_bytes)  # what has run is no whole call
             if not self.known or self.little:
                 raise
             self.little = True
@@ -222,16 +225,38 @@ class Session:
                 error.floor_bytes,
             ) from None
 
-    def settle(self) -> None:
+    def settle(self, *, asked: bool = False) -> None:
         """Plan the pieces of the last call together, once for each kind of call.
+
+        The first kind is planned at once. A kind that comes later may be one of many, where pieces
+        are compiled anew again and again: all pieces then keep as little as they can, until a kind
+        comes a second time.
+
+        Args:
+            asked: A report is wanted, of whatever has run.
 
         Raises:
             InfeasibleBudgetError: A percentage of the baseline turned out to be too little.
         """
-        if self.shares and self.call.pieces and self._found() is None:
-            planned = together(self.call, self.options, self.known, little=self.little)
-            if planned is not None:
-                self.known.append(planned)
+        if not self.shares or not self.call.pieces:
+            return
+        key, found = self.call.key, self._found()
+        if found is not None and (asked or not found.waits):
+            return
+        new = bool(self.known) and found is None and key not in self.once
+        if new:
+            for each in self.known:
+                if not each.waits and each.keys & set(key):
+                    keep_little(each)
+                    each.waits = True
+            if not asked:
+                self.once.add(key)
+                return
+        planned = together(self.call, self.options, self.known, little=self.little or new)
+        if planned is not None:
+            planned.waits = new
+            self.known = [each for each in self.known if each is not found]
+            self.known.append(planned)
 
     def _found(self) -> Together | None:
         """The plan of all pieces of the last call."""
@@ -250,10 +275,11 @@ class Session:
     def _check_waiting(self, record: GraphRecord) -> None:
         """Is there room beside forwards of other calls that wait for their backward?"""
         budget_bytes = record.plan.budget_bytes
-        if self.waiting and record.peak_beside(self._others(self.number)) > budget_bytes:
+        others = self._others(self.number)
+        if others and record.peak_beside(others) > budget_bytes:
             gc.collect()  # a cycle may keep what nobody can run back any more
             others = self._others(self.number)
-            if record.peak_beside(others) > budget_bytes:
+            if others and record.peak_beside(others) > budget_bytes:
                 refuse_another(record, others)
 
     def _others(self, call: int) -> list[Flight]:
@@ -297,7 +323,7 @@ class Session:
                 "made in "
                 "the first call. Call it once, then ask for the report."
             )
-        self.settle()
+        self.settle(asked=True)
         found = self._found() if self.shares else None
         records = self.ran if found is None else [found.record]
         ran = [record.report_with(self.existing_bytes) for record in records]

@@ -23,6 +23,10 @@ from fxremat.problem import Kind, RematProblem
 from fxremat.records import GraphRecord
 from fxremat.simulate import Schedule, simulate
 
+LITTLE_NOTE = (
+    "Each piece keeps as little as it can: this kind of call is new, or a new piece did not fit "
+    "beside a plan of the others. Under a percentage such a call has no limit."
+)
 _CLOSE = 256  # the least budget is searched until no more than this part of the way is open
 
 
@@ -125,11 +129,18 @@ class Together:
         records: The pieces.
         joined: They as one problem.
         record: The plan of all of them as that of one graph, for the report.
+        waits: They keep as little as they can until this kind of call comes again.
     """
 
     records: tuple[GraphRecord, ...]
     joined: Joined
     record: GraphRecord
+    waits: bool = False
+
+    @property
+    def keys(self) -> set[int]:
+        """The numbers of its pieces."""
+        return {record.key for record in self.records}
 
     def mixed(self, chosen: dict[int, Schedule]) -> Schedule | None:
         """The joint schedule where some pieces follow other ones."""
@@ -162,18 +173,13 @@ def together(
     plan = lean if little and lean is not None else None
     plan = plan or _plan(joined.problem, budget_bytes, lean, options)
     found = Together(records, joined, _record(records, plan, call, options))
-    if little:
-        found.record.notes += (
-            "Each piece keeps as little as it can, since a new piece did not fit beside a plan of "
-            "the others.",
-        )
     if plan is lean or not _take(found, joined.divide(plan.schedule), others):
         if lean is None:
             return None
         found.record.replan(lean, found.record.piece)
         keep_little(found)
         for other in others:
-            if {r.key for r in other.records} & set(call.key):
+            if other.keys & set(call.key):
                 keep_little(other)
     return found
 
@@ -202,7 +208,7 @@ def _take(found: Together, schedules: Sequence[Schedule], others: Sequence[Toget
     if any(record.adopt is None for record in found.records):
         return False
     for other in others:
-        if chosen.keys() & {record.key for record in other.records}:
+        if chosen.keys() & other.keys:
             schedule = other.mixed(chosen)
             if schedule is None or _above(other, schedule):
                 return False
@@ -217,6 +223,8 @@ def _above(other: Together, schedule: Schedule) -> bool:
 
 def keep_little(found: Together) -> None:
     """Let each piece keep as little as it can, as in the first call."""
+    if len(found.records) > 1 and LITTLE_NOTE not in found.record.notes:
+        found.record.notes += (LITTLE_NOTE,)
     lean = _lean(found.records, found.joined, found.record.plan.budget_bytes)
     if lean is not None:
         found.record.replan(lean, found.record.piece)
@@ -301,6 +309,7 @@ def least_bytes(records: Sequence[GraphRecord], problem: RematProblem, options: 
 def _passes(records: Sequence[GraphRecord], budget_bytes: int, options: Options) -> bool:
     """Would a first call pass, in which each piece keeps as little as it can?"""
     held_bytes, behind_bytes = 0, sum(record.piece.gradient_bytes for record in records)
+    given_bytes = max(record.given_bytes for record in records)  # as ``limits.check_pieces`` asks
     budget = replace(options.budget, bytes_=budget_bytes, fraction=None)
     for record in records:
         behind_bytes -= record.piece.gradient_bytes
@@ -310,7 +319,8 @@ def _passes(records: Sequence[GraphRecord], budget_bytes: int, options: Options)
             plan = make_lean(part, budget, time_limit_s=options.time_limit_s)
         except InfeasibleBudgetError:
             return False
-        if plan.peak_bytes + behind_bytes - record.outside_bytes > budget_bytes:
+        more_bytes = behind_bytes - record.outside_bytes + given_bytes - record.given_bytes
+        if plan.peak_bytes + more_bytes > budget_bytes:
             return False
         held_bytes += replace(record, plan=plan).held_bytes
     return True

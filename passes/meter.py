@@ -10,7 +10,7 @@ that a step which drops such a block (an old gradient) reads too high. Let ``bef
 import gc
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -36,7 +36,7 @@ class PeakMeasurement:
     peak_bytes: int
     absolute_bytes: int
     end_bytes: int
-    timeline: tuple[tuple[int, int], ...]
+    timeline: tuple[tuple[int, int], ...] = field(repr=False)
     reserved_bytes: int
     device: str
 

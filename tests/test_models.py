@@ -13,7 +13,7 @@ from tests.steps import CACHE, budgets_of
 pytest.importorskip("transformers")
 pytest.importorskip("diffusers")
 
-QUICK_MODELS = ("gpt2", "resnet")
+QUICK_MODELS = ("gpt2",)
 
 
 @pytest.fixture(autouse=True)

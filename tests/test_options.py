@@ -11,6 +11,7 @@ from torch import nn
 
 import fxremat
 from fxremat.check import same_bits
+from tests.problems import random_problem
 from tests.steps import QUICK, same_gradients
 
 
@@ -361,3 +362,19 @@ def test_calls_without_a_backward_need_not_return_what_is_differentiated() -> No
             assert torch.equal(model(X)["logits"], model.layer(X))
     with pytest.raises(fxremat.OptionError, match="entries that exist: logits"):
         model(X)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: fxremat.optimize(nn.Linear(2, 2), "1MiB", excutor="eager"),
+        lambda: fxremat.plan("step.json", "60%"),  # type: ignore[arg-type]
+        lambda: fxremat.frontier(None, 4),  # type: ignore[arg-type]
+        lambda: fxremat.frontier(random_problem(0), points="5"),  # type: ignore[arg-type]
+        lambda: fxremat.frontier(random_problem(0), points=2.5),  # type: ignore[arg-type]
+        lambda: fxremat.load(None),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_of_another_kind_is_refused_in_words(call: Any) -> None:
+    with pytest.raises(fxremat.FxrematError, match=r"excutor|problem|frontier|path"):
+        call()

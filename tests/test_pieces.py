@@ -128,6 +128,7 @@ def refusal(model: nn.Module) -> str:
     return str(refused.value)
 
 
+@pytest.mark.slow
 def test_a_new_piece_that_does_not_fit_beside_the_plan_of_the_others_fits_the_next_time() -> None:
     model, plain = Widening(), Widening()
     plain.load_state_dict(model.state_dict())
@@ -148,3 +149,38 @@ def test_a_new_piece_that_does_not_fit_beside_the_plan_of_the_others_fits_the_ne
     assert "as little as it can" in str(fxremat.report(model))
     model.width = 5
     assert "made again" not in refusal(model)
+
+
+class Counting(Broken):
+    """Its first piece is compiled anew in each call."""
+
+    calls = 0
+
+    def run(self, part: int, x: torch.Tensor) -> torch.Tensor:
+        x = super().run(part, x)
+        self.calls += part == 0
+        return x + self.calls if part == 0 else x
+
+
+def test_pieces_that_are_compiled_anew_in_each_call_keep_little_and_the_report_says_so() -> None:
+    model, plain = Counting(), Counting()
+    plain.load_state_dict(model.state_dict())
+    fxremat.optimize(model, "60%", **PIECES)
+    for _ in range(4):
+        assert torch.equal(step(model), step(plain))
+        assert same_gradients(model, plain)
+    assert "as little as it can" in str(fxremat.report(model))
+
+
+def test_a_kind_of_call_that_comes_again_is_planned_again() -> None:
+    model = fxremat.optimize(Widening(), "60%", **PIECES)
+    for width in (0, 0, 4):  # the new kind ends the plan of the first
+        model.width = width
+        step(model)
+    model.width = 0
+    step(model)
+    assert "as little as it can" in str(fxremat.report(model))
+    step(model)
+    report = fxremat.report(model)
+    assert "as little as it can" not in str(report)
+    assert measured_bytes(model) <= report.budget_bytes

@@ -282,3 +282,44 @@ def test_other_backends_keep_the_limit() -> None:
 
     compiled_for_many_values(torch.compile(net, backend=backend), net, 12)
     assert len(ran) == torch._dynamo.config.recompile_limit
+
+
+class TwoPieces(nn.Module):
+    """The second piece has weights that the first does not know of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 32), nn.GELU())
+        self.last = nn.Sequential(nn.Linear(32, 64), nn.SiLU(), nn.Linear(64, 4))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        h = self.first(x)
+        torch._dynamo.graph_break()
+        return self.last(h)
+
+
+def test_the_floor_of_pieces_is_a_budget_that_runs() -> None:
+    def compiled(budget: int) -> Any:
+        torch._dynamo.reset()
+        return torch.compile(TwoPieces(), backend="fxremat", options={"budget": budget, **QUICK})
+
+    roomy = compiled(1 << 30)
+    step(roomy)
+    floor = fxremat.report(roomy).floor_bytes
+    tight = compiled(floor)
+    for _ in range(3):
+        assert torch.equal(step(tight)[-5056:], step(roomy)[-5056:])
+    assert fxremat.report(tight).predicted_peak_bytes <= floor
+
+
+def test_a_refused_call_is_refused_alike_and_no_part_of_it_is_reported() -> None:
+    compiled = torch.compile(TwoPieces(), backend="fxremat", options={"budget": 40_000, **QUICK})
+    texts = set()
+    for _ in range(3):
+        with pytest.raises(fxremat.InfeasibleBudgetError) as refused:
+            step(compiled)
+        texts.add(str(refused.value))
+    assert len(texts) == 1
+    with pytest.raises(fxremat.FxrematError, match="has not run"):
+        fxremat.report(compiled)
