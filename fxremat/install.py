@@ -59,6 +59,7 @@ Verifier = Callable[
 log = logging.getLogger("fxremat")
 
 _SESSION = "__fxremat_session__"
+_MANY = 1000  # inputs that are remembered before those that are gone are forgotten
 _disabled: Callable[[Any], Any] = torch._dynamo.disable(
     reason="fxremat.optimize planned it and runs it: no fullgraph=True around it"
 )
@@ -104,7 +105,10 @@ class Installed:
             yield from module.buffers()
 
     def remember(self, inputs: Sequence[Any]) -> None:
-        """Inputs of a graph that may have gradients; a function's parameters are among them."""
+        """Inputs of graphs and calls that may have gradients, as a function's parameters do."""
+        if len(self.graph_inputs) > _MANY:
+            alive = ((k, pair) for k, pair in self.graph_inputs.items() if pair[0]() is not None)
+            self.graph_inputs = dict(alive)
         for value in inputs:
             if not isinstance(value, torch.Tensor) or not value.is_leaf:
                 continue
@@ -167,6 +171,7 @@ class Installed:
         if torch.compiler.is_exporting():  # asks for the mathematics, not for a step
             return self.target(*args, **kwargs)
         refuse_forward_mode(self.session.name, (*self.tensors(), *tensors_in((args, kwargs))))
+        self.remember([t for t in tensors_in((args, kwargs)) if t.requires_grad])
         existing_bytes = self.gradient_bytes((args, kwargs))
         self.session.begin(existing_bytes)
         if self.never_runs():

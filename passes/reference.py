@@ -45,8 +45,8 @@ def reference_partition(
     draws = unread & forward_names(Joint(module, num_fwd_outputs))
     _keep_draws([n for n in module.graph.nodes if n.name in draws and is_random(n)], forward)
     for node in reversed(backward.graph.nodes):
-        if node.op == "call_function" and not node.users and is_random(node):
-            backward.graph.erase_node(node)
+        if node.op == "call_function" and not node.users and not has_effect(node):
+            backward.graph.erase_node(node)  # a draw, or what has taken a part of its result
     backward.recompile()
     return forward, backward
 

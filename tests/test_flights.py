@@ -217,3 +217,27 @@ def test_threads_do_not_take_each_others_calls_for_pieces_of_one() -> None:
     for thread in threads:
         thread.join()
     assert failures == []
+
+
+def test_gradients_of_the_arguments_of_earlier_calls_are_counted() -> None:
+    inputs = [torch.randn(64, 16, requires_grad=True) for _ in range(3)]
+    problem = fxremat.capture(Net(), (inputs[0],), **QUICK)
+    budget_bytes = fxremat.frontier(problem, 2)[-1].peak_bytes + inputs[0].nbytes
+    net = fxremat.optimize(Net(), budget_bytes, **QUICK)
+    outside_bytes = sum(t.nbytes for t in net.parameters()) + inputs[0].nbytes
+
+    def step(x: torch.Tensor) -> None:
+        net(x).backward()
+        net.zero_grad()
+
+    step(inputs[0])
+    step(inputs[1])
+    inputs[0].grad = inputs[1].grad = None
+
+    def both() -> None:
+        step(inputs[0])
+        step(inputs[1])
+
+    assert fxremat.measure_peak(both).peak_bytes + outside_bytes <= budget_bytes
+    with pytest.raises(fxremat.FxrematError, match="gradients"):
+        step(inputs[2])

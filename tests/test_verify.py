@@ -1,5 +1,6 @@
 """``verify``: it must see what is wrong, and leave everything as it found it."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -182,3 +183,30 @@ def test_an_infeasible_budget_raises_before_anything_runs() -> None:
     assert caught.value.floor_bytes == least_bytes
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert torch.equal(generator, torch.get_rng_state())
+
+
+DRAWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "rrelu": lambda y: nn.functional.rrelu(y, training=True),
+    "dropout": lambda y: nn.functional.dropout(y, 0.3),
+    "multinomial": lambda y: y.gather(1, torch.multinomial(y.detach().abs() + 0.1, 3)),
+    "poisson": lambda y: y + torch.poisson(y.detach().abs()),
+    "native": lambda y: y * torch.native_dropout(y.detach(), 0.3, True)[1],
+}
+
+
+PAIRS = [("rrelu", "dropout"), ("rrelu", "native"), ("multinomial", "rrelu"), ("poisson", "rrelu")]
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+def test_the_unrewritten_step_draws_no_more_than_eager(pair: tuple[str, str]) -> None:
+    """Draws in its forward that fx counts as impure must not stay in its backward."""
+    layer, x = nn.Linear(8, 8), torch.randn(16, 8, requires_grad=True)
+
+    def step(x: torch.Tensor) -> Any:
+        y = layer(x).tanh()
+        for name in pair:
+            y = DRAWS[name](y)
+        return y.sin().sum()
+
+    check = fxremat.verify(step, (x,), budget="1MiB", repeats=1, **QUICK)
+    check.raise_if_broken()
