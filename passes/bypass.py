@@ -7,6 +7,7 @@ one that looks. Private to torch: ``UnspecializedNNModuleVariable`` and the stan
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
@@ -35,7 +36,7 @@ except (ImportError, AttributeError) as error:  # pragma: no cover - depends on 
     ) from error
 
 _dynamo: Any = torch._C._dynamo.eval_frame
-_set_override = getattr(_dynamo, "set_eval_frame_override", None)  # torch 2.11 alone has it
+_set_override: Any = getattr(_dynamo, "set_eval_frame_override", None)  # torch 2.11 alone has it
 _Override: Any = getattr(_dynamo, "_EvalFrameOverride", None)
 
 _PLANTED = "_compiled_call_impl"  # nn.Module calls this in place of itself
@@ -91,21 +92,47 @@ def see_plans(bears_plan: Callable[[Any], bool]) -> None:
         torch._dynamo.reset_code_caches()
 
 
+class _Switch:
+    """A switch of torch 2.11, one for all threads, under which Dynamo skips whatever is called.
+
+    Torch sets it for ``fullgraph=True``, and forgets to set it back where it raises or goes through
+    early (``torch.jit.trace``, nested traces).
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.inside = 0
+        self.before: Any = None
+
+    def off(self) -> None:
+        """Switch it off; the first to come remembers how it was."""
+        with self.lock:
+            before = _set_override(_Override.NONE)
+            self.before = self.before if self.inside else before
+            self.inside += 1
+
+    def back(self) -> None:
+        """The last to go puts it back."""
+        with self.lock:
+            self.inside -= 1
+            if not self.inside:
+                _set_override(self.before)
+
+
+_switch = _Switch()
+
+
 @contextlib.contextmanager
 def frames_traced() -> Iterator[None]:
-    """Trace the frames of this call, whatever an earlier ``fullgraph=True`` has left behind.
-
-    torch 2.11 has a switch under which Dynamo skips every frame that is called, and forgets to set
-    it back where it raises or goes through early (``torch.jit.trace``, nested traces).
-    """
+    """Trace the frames of this call, whatever an earlier ``fullgraph=True`` has left behind."""
     if _set_override is None:
         yield
         return
-    before = _set_override(_Override.NONE)
+    _switch.off()
     try:
         yield
     finally:
-        _set_override(before)
+        _switch.back()
 
 
 def kept_off() -> str:
