@@ -75,7 +75,6 @@ class GraphRecord:
         first: The schedule that it was compiled with.
         alone_bytes: Resident bytes when it was compiled, without what earlier pieces held. [bytes]
         outside_bytes: Gradients of others among them. [bytes]
-        given_bytes: What it knew of that no piece made: parameters, arguments, reserve. [bytes]
     """
 
     plan: Plan
@@ -95,8 +94,6 @@ class GraphRecord:
         self.first = self.plan.schedule
         self.alone_bytes = self.plan.problem.resident_bytes - self.piece.earlier_bytes
         self.outside_bytes = self.piece.others_bytes - self.piece.earlier_bytes
-        self.given_bytes = self.plan.problem.resident_bytes - self.piece.others_bytes
-        self.given_bytes -= self.piece.existing_bytes
 
     def replan(self, plan: Plan, piece: Piece) -> None:
         """Take another plan for the same graph."""
@@ -104,6 +101,17 @@ class GraphRecord:
         names = ("alone", "held_bytes", "retained_peak_bytes", "given_peak_bytes", "flight_bytes")
         for name in names:
             self.__dict__.pop(name, None)
+
+    @property
+    def given_bytes(self) -> int:
+        """What its plan knows of that no piece made: parameters, arguments, reserve. [bytes]"""
+        piece = self.piece
+        return self.plan.problem.resident_bytes - piece.others_bytes - piece.existing_bytes
+
+    @property
+    def given_alone_bytes(self) -> int:
+        """The same when it was compiled, before all pieces were planned together. [bytes]"""
+        return self.alone_bytes - self.outside_bytes - self.piece.existing_bytes
 
     def has_room(self, existing_bytes: int) -> bool:
         """Does the plan fit where so many bytes of gradients exist when its step begins?"""

@@ -309,7 +309,7 @@ def least_bytes(records: Sequence[GraphRecord], problem: RematProblem, options: 
 def _passes(records: Sequence[GraphRecord], budget_bytes: int, options: Options) -> bool:
     """Would a first call pass, in which each piece keeps as little as it can?"""
     held_bytes, behind_bytes = 0, sum(record.piece.gradient_bytes for record in records)
-    given_bytes = max(record.given_bytes for record in records)  # as ``limits.check_pieces`` asks
+    given_bytes = max(record.given_alone_bytes for record in records)  # see ``check_pieces``
     budget = replace(options.budget, bytes_=budget_bytes, fraction=None)
     for record in records:
         behind_bytes -= record.piece.gradient_bytes
@@ -319,7 +319,7 @@ def _passes(records: Sequence[GraphRecord], budget_bytes: int, options: Options)
             plan = make_lean(part, budget, time_limit_s=options.time_limit_s)
         except InfeasibleBudgetError:
             return False
-        more_bytes = behind_bytes - record.outside_bytes + given_bytes - record.given_bytes
+        more_bytes = behind_bytes - record.outside_bytes + given_bytes - record.given_alone_bytes
         if plan.peak_bytes + more_bytes > budget_bytes:
             return False
         held_bytes += replace(record, plan=plan).held_bytes

@@ -42,9 +42,11 @@ def raise_limit(is_ours: Callable[[Any], bool]) -> None:
 
     def exceeds_recompile_limit(cache_size: Any, compile_id: Any) -> tuple[bool, str]:
         exceeded, limit = _exceeds(cache_size, compile_id)
+        if not exceeded:
+            return exceeded, limit
         caller = sys._getframe(1).f_locals
-        backend = innermost_backend(caller["compiler_fn"]) if exceeded else None
-        if not exceeded or not is_ours(getattr(backend, "compiler_fn", backend)):
+        backend = innermost_backend(caller["compiler_fn"])
+        if not is_ours(getattr(backend, "compiler_fn", backend)):
             return exceeded, limit
         with dynamo_config.patch(
             recompile_limit=max(dynamo_config.recompile_limit, RECOMPILE_LIMIT),

@@ -323,3 +323,13 @@ def test_a_refused_call_is_refused_alike_and_no_part_of_it_is_reported() -> None
     assert len(texts) == 1
     with pytest.raises(fxremat.FxrematError, match="has not run"):
         fxremat.report(compiled)
+
+
+def test_pieces_that_are_planned_together_know_of_all_that_was_given_once() -> None:
+    compiled = torch.compile(TwoPieces(), backend="fxremat", options={"budget": "1MiB", **QUICK})
+    step(compiled)
+    step(compiled)
+    session = compiled_session(compiled)
+    assert session is not None
+    assert len({record.given_bytes for record in session.graphs}) == 1
+    assert len({record.given_alone_bytes for record in session.graphs}) == 2
