@@ -1,9 +1,9 @@
 """The least peak: the plan below which fxremat says that a budget cannot be met.
 
-It is a descent on the peak from two starts, and where that is quick, the integer program is asked
-for less until it finds nothing. A budget that no start is within is compared with it before
-anything else is tried, so what lies below is refused, and what does not gets a plan, in this
-process and in any other.
+It is a descent on the peak, and where that is quick, the integer program is asked for less until it
+finds nothing. A budget is compared with it before anything else is tried, so what lies below is
+refused, and what does not gets a plan, in this process and in any other; but where a start or the
+beginning of the descent is within the budget already, the rest of it need not be known.
 """
 
 from dataclasses import replace
@@ -16,9 +16,11 @@ from fxremat.solvers.within import starts, within
 
 FLOOR_LIMIT_S = 120.0  # of its search; the same for all who ask, so that all get the same floor
 _EFFORT = 12_000
-_ASKED = 160  # values that can be saved; up to so many the integer program is asked too
+ASKED = 160  # values that can be saved; up to so many the integer program is asked too
 _LAST = 12  # how often
-_SHARES = (2, 8, 32)  # parts of the way down to try at once
+_SHARE = 4  # part of the way down to try at once
+_ROUNDS, _PAYS = 2, 0.01  # rounds of the descent at most, and what one must bring
+_HIGHEST = Goal(0, summed=False)
 
 
 @lru_cache(maxsize=8)
@@ -51,7 +53,59 @@ def bytes_only(problem: RematProblem) -> RematProblem:
     )
 
 
+class _Descent:
+    """The search for the least peak of one step; it goes no further than what is asked for."""
+
+    def __init__(self, core: RematProblem) -> None:
+        self.search = Search(bytes_only(core))
+        self.clock = Clock(0)
+        block = starts(self.search)[1]
+        self._way = self.search.descend(block, _HIGHEST, effort=_EFFORT, clock=self.clock)
+        self.best = block
+
+    def reaches(self, budget_bytes: int, clock: Clock) -> bool:
+        """Does the first way down lead to a budget? [bytes]"""
+        self.clock.end = clock.end
+        while self.best.peak_bytes > budget_bytes and not clock.up():
+            below = next(self._way, None)
+            if below is None:
+                break
+            self.best = below
+        return self.best.peak_bytes <= budget_bytes
+
+    def least(self, clock: Clock) -> Judged:
+        """Go down to the end, and while the problem is not large ask the integer program too."""
+        self.reaches(-1, clock)
+        best = self._sink(self.best, clock)
+        for _ in range(_LAST if len(self.search.screen.columns) <= ASKED else 0):
+            target = best.peak_bytes - 1
+            below = None if clock.up() else within(self.search, target, clock, thorough=False)
+            if below is None:
+                break
+            best = self._sink(below, clock)
+        return best
+
+    def _sink(self, best: Judged, clock: Clock) -> Judged:
+        """Towards a target below the peak, then on the highest peak, for as long as that pays."""
+        low_bytes = lowest_bytes(self.search)
+        for _ in range(_ROUNDS):
+            before = best.peak_bytes
+            for goal in (Goal(before - max(1, (before - low_bytes) // _SHARE)), _HIGHEST):
+                if goal.budget_bytes < low_bytes and goal.summed:
+                    continue
+                found = self.search.improve(best, goal, effort=_EFFORT, clock=clock)
+                best = min(best, found, key=_peak)
+            if clock.up() or before - best.peak_bytes <= _PAYS * before:
+                break
+        return best
+
+
 _FLOORS: dict[RematProblem, frozenset[int]] = {}
+
+
+@lru_cache(maxsize=8)
+def _descent(key: Same) -> _Descent:
+    return _Descent(key.problem)
 
 
 def least(core: RematProblem, search: Search, clock: Clock) -> Judged:
@@ -65,13 +119,12 @@ def least(core: RematProblem, search: Search, clock: Clock) -> Judged:
     Returns:
         The choice and what the simulator says of it.
     """
+    if search.few:
+        return min(search.few, key=_peak)
     plain = bytes_only(core)
     if plain in _FLOORS:
         return search.judge(_FLOORS[plain])
-    if search.few:
-        found = min(search.few, key=_peak)
-    else:
-        found = search.judge(_find(Search(plain), clock).saved)
+    found = search.judge(_descent(Same(core)).least(clock).saved)
     if not clock.up():
         if len(_FLOORS) >= 64:
             _FLOORS.pop(next(iter(_FLOORS)))
@@ -79,14 +132,16 @@ def least(core: RematProblem, search: Search, clock: Clock) -> Judged:
     return found
 
 
-def is_roomy(search: Search, budget_bytes: int) -> bool:
-    """Is the budget above the least peak for certain, without a search for it?
+def leads_to(core: RematProblem, search: Search, budget_bytes: int, clock: Clock) -> bool:
+    """Does the beginning of the search for the least peak reach a budget already?
 
     Args:
-        search: Of the problem.
+        core: The step without resident bytes.
+        search: Its search.
         budget_bytes: The budget. [bytes]
+        clock: The safety net.
     """
-    return any(start.peak_bytes <= budget_bytes for start in starts(search))
+    return not search.few and _descent(Same(core)).reaches(budget_bytes, clock)
 
 
 def lowest_bytes(search: Search) -> int:
@@ -95,35 +150,5 @@ def lowest_bytes(search: Search) -> int:
     return max(max(needs.fixed_bytes), max(needs.forward_bytes, default=0))
 
 
-def _find(search: Search, clock: Clock) -> Judged:
-    """Descend, and while the problem is not large ask the integer program for one byte less."""
-    best = _descend(search, clock)
-    for _ in range(_LAST if len(search.screen.columns) <= _ASKED else 0):
-        below = None if clock.up() else within(search, best.peak_bytes - 1, clock, thorough=False)
-        if below is None:
-            break
-        best = _sink(search, below, lowest_bytes(search), clock)
-    return best
-
-
-def _descend(search: Search, clock: Clock) -> Judged:
-    """Descend on the highest peak from two starts, and from the better end once more."""
-    highest = Goal(0, summed=False)
-    _, block, nothing = starts(search)
-    sunk = [search.improve(s, highest, effort=_EFFORT, clock=clock) for s in (block, nothing)]
-    return _sink(search, min(sunk, key=_peak), lowest_bytes(search), clock)
-
-
 def _peak(judged: Judged) -> tuple[int, int]:
     return judged.peak_bytes, judged.recompute_ns
-
-
-def _sink(search: Search, best: Judged, low_bytes: int, clock: Clock) -> Judged:
-    """Descend towards nearer and nearer targets below the peak, then on the highest peak."""
-    for share in _SHARES:
-        target = best.peak_bytes - max(1, (best.peak_bytes - low_bytes) // share)
-        if target < low_bytes or clock.up():
-            break
-        found = search.improve(best, Goal(target), effort=_EFFORT, clock=clock)
-        best = min(best, found, key=_peak)
-    return search.improve(best, Goal(0, summed=False), effort=_EFFORT, clock=clock)

@@ -1,24 +1,19 @@
 """A linear or 0/1 program in plain numbers, solved by HiGHS through OR-Tools MathOpt.
 
 Variables and rows are numbered from 0. The program is collected in lists and handed to MathOpt as
-one message: building it object by object took longer than solving it. HiGHS rejects ``threads``;
-``node_limit`` and the seed make a search repeat exactly.
+one message (``highs``): building it object by object took longer than solving it. HiGHS rejects
+``threads``; ``node_limit`` and the seed make a search repeat exactly.
 """
 
-import datetime
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ortools.math_opt import model_pb2
-from ortools.math_opt.python import mathopt
+from ortools.math_opt import model_pb2, parameters_pb2
 
-from fxremat.errors import SolverError
+from fxremat.solvers.highs import run_highs
 
 Term = tuple[int, float]  # a variable and its factor
-
-_REASON = mathopt.TerminationReason
-_NOTHING = (_REASON.INFEASIBLE, _REASON.INFEASIBLE_OR_UNBOUNDED, _REASON.NO_SOLUTION_FOUND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +45,7 @@ class LinearProgram:
         self._rows: list[int] = []
         self._columns: list[int] = []
         self._coefficients: list[float] = []
-        self._model: mathopt.Model | None = None
+        self._model: model_pb2.ModelProto | None = None
 
     def variable(self, low: float = 0.0, high: float = 1.0, *, whole: bool = False) -> int:
         """A new variable, 0/1 when ``whole``."""
@@ -92,25 +87,26 @@ class LinearProgram:
         """Change the upper bound of a row."""
         self._row_high[row] = high
         if self._model is not None:
-            self._model.get_linear_constraint(row).upper_bound = high
+            self._model.linear_constraints.upper_bounds[row] = high
 
     def bound(self, variable: int, low: float, high: float) -> None:
         """Change the bounds of a variable."""
-        if (self._low[variable], self._high[variable]) == (low, high):
-            return
         self._low[variable], self._high[variable] = low, high
         if self._model is not None:
-            found = self._model.get_variable(variable)
-            found.lower_bound, found.upper_bound = low, high
+            self._model.variables.lower_bounds[variable] = low
+            self._model.variables.upper_bounds[variable] = high
 
-    def _built(self) -> mathopt.Model:
-        """The program as MathOpt has it; built once, then edited."""
+    def _built(self, *, whole: bool) -> model_pb2.ModelProto:
+        """The program as MathOpt has it; built once, then edited.
+
+        Args:
+            whole: With its 0/1 variables, otherwise with all of them continuous.
+        """
         if self._model is None:
             proto = model_pb2.ModelProto()
             proto.variables.ids.extend(range(len(self._low)))
             proto.variables.lower_bounds.extend(self._low)
             proto.variables.upper_bounds.extend(self._high)
-            proto.variables.integers.extend(self._whole)
             costs = sorted(self._factor.items())
             proto.objective.offset = self._offset
             proto.objective.linear_coefficients.ids.extend(v for v, _ in costs)
@@ -121,15 +117,11 @@ class LinearProgram:
             proto.linear_constraint_matrix.row_ids.extend(self._rows)
             proto.linear_constraint_matrix.column_ids.extend(self._columns)
             proto.linear_constraint_matrix.coefficients.extend(self._coefficients)
-            self._model = mathopt.Model.from_model_proto(proto)
             self._rows, self._columns, self._coefficients = [], [], []
+            self._model = proto
+        del self._model.variables.integers[:]
+        self._model.variables.integers.extend(self._whole if whole else [False] * len(self._whole))
         return self._model
-
-    def _set_whole(self, whole: bool) -> None:
-        model = self._built()
-        for variable, wanted in enumerate(self._whole):
-            if wanted:
-                model.get_variable(variable).integer = whole
 
     def relax(self, wanted: Sequence[int], *, time_limit_s: float) -> Answer | None:
         """Solve it with all variables continuous.
@@ -141,10 +133,7 @@ class LinearProgram:
         Returns:
             The answer; None when there is none.
         """
-        self._set_whole(False)
-        answer = self._solve(mathopt.SolveParameters(time_limit=_limit(time_limit_s)), wanted, {})
-        self._set_whole(True)
-        return answer
+        return self._solve(parameters_pb2.SolveParametersProto(), wanted, {}, time_limit_s)
 
     def solve(
         self,
@@ -167,49 +156,24 @@ class LinearProgram:
         Returns:
             The best answer found; None when there is none.
         """
-        parameters = mathopt.SolveParameters(
-            time_limit=_limit(time_limit_s),
-            node_limit=node_limit,
-            relative_gap_tolerance=relative_gap,
-            random_seed=0,
+        parameters = parameters_pb2.SolveParametersProto(
+            node_limit=node_limit, relative_gap_tolerance=relative_gap, random_seed=0
         )
-        return self._solve(parameters, wanted, hint)
+        return self._solve(parameters, wanted, hint, time_limit_s, whole=True)
 
     def _solve(
         self,
-        parameters: mathopt.SolveParameters,
+        parameters: parameters_pb2.SolveParametersProto,
         wanted: Sequence[int],
         hint: Mapping[int, float],
+        time_limit_s: float,
+        *,
+        whole: bool = False,
     ) -> Answer | None:
-        """Run HiGHS and read its status."""
-        model = self._built()
-        asked = [model.get_variable(variable) for variable in wanted]
-        extra = mathopt.ModelSolveParameters(
-            variable_values_filter=mathopt.VariableFilter(filtered_items=asked),
-            dual_values_filter=mathopt.LinearConstraintFilter(filtered_items=()),
-            reduced_costs_filter=mathopt.VariableFilter(filtered_items=()),
-        )
-        if hint:
-            values = {model.get_variable(variable): value for variable, value in hint.items()}
-            extra.solution_hints.append(mathopt.SolutionHint(variable_values=values))
-        result = mathopt.solve(
-            model, mathopt.SolverType.HIGHS, params=parameters, model_params=extra
-        )
-        termination = result.termination
-        if termination.reason in _NOTHING:
+        """Run HiGHS."""
+        model = self._built(whole=whole)
+        found = run_highs(model, parameters, wanted, hint, time_limit_s)
+        if found is None:
             return None
-        if termination.reason not in (_REASON.OPTIMAL, _REASON.FEASIBLE):
-            raise SolverError(f"HiGHS ended with {termination.reason.name}: {termination.detail}")
-        if not result.solutions:
-            return None
-        found = result.variable_values(asked)
-        return Answer(
-            values=dict(zip(wanted, found, strict=True)),
-            bound=termination.objective_bounds.dual_bound,
-            optimal=termination.reason is _REASON.OPTIMAL,
-        )
-
-
-def _limit(time_limit_s: float) -> datetime.timedelta:
-    """As MathOpt wants it; 0 would mean none."""
-    return datetime.timedelta(seconds=max(0.01, time_limit_s))
+        values = dict(zip(found.wanted, found.values, strict=True))
+        return Answer(values, found.bound, found.optimal)

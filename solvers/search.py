@@ -10,7 +10,7 @@ not in seconds, so that a run repeats exactly; the clock is only a safety net.
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
@@ -25,7 +25,7 @@ from fxremat.solvers.screen import Ints, Screen
 _BATCH = 512
 _SHORTLIST = 24  # values that double exchanges are made of
 _FEW = 9  # values up to which every choice is judged
-_VERIFY = 24  # neighbours that one round shows to the simulator
+_VERIFY = 10  # neighbours that one round shows to the simulator
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,15 +165,21 @@ class Search:
         Returns:
             The best choice met; ``start`` if none is better.
         """
+        *_, best = self.descend(start, goal, effort=effort, clock=clock)
+        return best
+
+    def descend(self, start: Judged, goal: Goal, *, effort: int, clock: Clock) -> Iterator[Judged]:
+        """The choices on the way downhill, each better than the one before; see ``improve``."""
         best = self.used(start)
         best = min(best, start, key=lambda judged: judged.key(goal))
+        yield best
         while effort > 0 and not clock.up():
             found, spent = self._round(best, goal, effort)
             effort -= spent
             if found is best:
                 break
             best = found
-        return best
+            yield best
 
     @cached_property
     def few(self) -> tuple[Judged, ...]:

@@ -13,22 +13,41 @@ import math
 import random
 from collections.abc import Iterable
 from functools import lru_cache
+from typing import NamedTuple
 
+from fxremat.problem import RematProblem
 from fxremat.solvers.block import block_choice
 from fxremat.solvers.greedy import greedy_choices
 from fxremat.solvers.ilp import Residency
 from fxremat.solvers.search import Clock, Goal, Judged, Search
 from fxremat.solvers.stages import cut
 
-_STAGES, _REACH = 96, 8  # stages, and how many of them a replay has one by one
-_DIVES = 4  # linear programs in one dive
+
+class Grain(NamedTuple):
+    """How finely the model cuts the backward.
+
+    Attributes:
+        stages: How many there are.
+        reach: How many of them a replay has one by one.
+        dives: Linear programs in one dive.
+        asked: How often the model is asked, each time tightened by what the simulator says.
+    """
+
+    stages: int
+    reach: int
+    dives: int
+    asked: int
+
+
+COARSE = Grain(32, 4, 2, 1)  # in a third of the time; its plans are as good where there is room
+FINE = Grain(96, 8, 4, 2)
 _NODES = 200
 _KICKS = (12, 4, 12)  # values that each new start flips
 _CLOSE = 0.01  # share of the relaxed time that a plan may be above it and is left alone
 _CLOSE_STEP = 0.004  # or share of the step
 _KICK_EFFORT = 4000
 _EFFORT = 12_000  # choices that one descent may price
-_SMALL = 64  # candidates up to which every start is searched from and the model branched on
+SMALL = 64  # candidates up to which every start is searched from and the model branched on
 
 
 def starts(search: Search) -> tuple[Judged, ...]:
@@ -47,6 +66,9 @@ def within(
     clock: Clock,
     *,
     thorough: bool = True,
+    grain: Grain = FINE,
+    known: Judged | None = None,
+    close_ns: float = -math.inf,
 ) -> Judged | None:
     """Find the cheapest choice within a budget.
 
@@ -55,6 +77,9 @@ def within(
         budget_bytes: The budget, resident bytes included. [bytes]
         clock: The safety net; effort is counted in nodes and choices.
         thorough: Spend more effort on its cost once a choice is found.
+        grain: Of the model.
+        known: A choice found before.
+        close_ns: A time so low that no more effort is spent on it. [ns]
 
     Returns:
         The best choice found, or None when none is within the budget.
@@ -71,18 +96,38 @@ def within(
     if seeds[0].peak_bytes <= budget_bytes:
         return seeds[0]
     seeds += tuple(search.judge(saved) for saved in greedy_choices(search.problem, budget_bytes))
-    small = len(search.screen.columns) <= _SMALL
-    answers, relaxed_ns = _answers(search, goal, clock)
+    small = len(search.screen.columns) <= SMALL
+    answers, relaxed_ns = _answers(search, goal, clock, grain)
     found = _descend(search, answers, goal, clock)
     if small or not any(judged.peak_bytes <= budget_bytes for judged in found):
         nearest = sorted(seeds, key=key)
         found += _descend(search, nearest if small else nearest[:2], goal, clock)
-    best = min([*found, *seeds], key=key)
+    best = min([*found, *seeds, *([known] if known else ())], key=key)
     if best.peak_bytes > budget_bytes:
         return None
-    if thorough and best.recompute_ns > _close_ns(search, relaxed_ns):
+    if thorough and best.recompute_ns > max(close_ns, close_to(search.problem, relaxed_ns)):
         best = _kicked(search, best, goal, clock)
     return best
+
+
+def around(search: Search, start: Judged, budget_bytes: int, clock: Clock) -> Judged:
+    """Search from a choice that is within the budget, without the model.
+
+    Next to the least peak that finds in a few seconds what the model, whose rows are then hardest
+    to meet, takes several times as long for.
+
+    Args:
+        search: Of the problem.
+        start: The choice.
+        budget_bytes: The budget. [bytes]
+        clock: The safety net.
+
+    Returns:
+        The best choice found.
+    """
+    goal = Goal(budget_bytes)
+    found = search.improve(start, goal, effort=_EFFORT, clock=clock)
+    return _kicked(search, found, goal, clock)
 
 
 def _descend(search: Search, judged: Iterable[Judged], goal: Goal, clock: Clock) -> list[Judged]:
@@ -90,11 +135,19 @@ def _descend(search: Search, judged: Iterable[Judged], goal: Goal, clock: Clock)
     return [search.improve(start, goal, effort=_EFFORT, clock=clock) for start in judged]
 
 
-def _close_ns(search: Search, relaxed_ns: float) -> float:
-    """A time so near to the relaxation that no more effort is spent; none is without one. [ns]"""
-    if relaxed_ns == -math.inf:
-        return relaxed_ns
-    return relaxed_ns + max(_CLOSE * abs(relaxed_ns), _CLOSE_STEP * search.problem.step_ns)
+def close_to(problem: RematProblem, lower_ns: float) -> float:
+    """A time so near to a bound or a relaxation that no more effort is spent on it.
+
+    Args:
+        problem: The step.
+        lower_ns: The bound; minus infinity without one. [ns]
+
+    Returns:
+        The time. [ns]
+    """
+    if lower_ns == -math.inf:
+        return lower_ns
+    return lower_ns + max(_CLOSE * abs(lower_ns), _CLOSE_STEP * problem.step_ns)
 
 
 def _kicked(search: Search, best: Judged, goal: Goal, clock: Clock) -> Judged:
@@ -111,25 +164,26 @@ def _kicked(search: Search, best: Judged, goal: Goal, clock: Clock) -> Judged:
     return best
 
 
-@lru_cache(maxsize=4)
-def _model(search: Search) -> Residency:
+@lru_cache(maxsize=8)
+def _model(search: Search, grain: Grain) -> Residency:
     """The model of a problem; it is built once, since only the budget differs."""
     high_bytes = search.judge(search.screen.needs.candidates).peak_bytes
-    stages = cut(search.problem, search.screen.needs, _STAGES)
-    return Residency(search.problem, stages, high_bytes, reach=_REACH)
+    stages = cut(search.problem, search.screen.needs, grain.stages)
+    return Residency(search.problem, stages, high_bytes, reach=grain.reach)
 
 
-def _answers(search: Search, goal: Goal, clock: Clock) -> tuple[list[Judged], float]:
+def _answers(search: Search, goal: Goal, clock: Clock, grain: Grain) -> tuple[list[Judged], float]:
     """The model's answers, for the budget and once more after tightening; its relaxed time [ns]."""
     answers: list[Judged] = []
     excess: dict[int, int] = {}
     relaxed_ns = -math.inf
     if clock.up():
         return answers, relaxed_ns
-    model = _model(search)
-    for _ in range(2):
+    model = _model(search, grain)
+    small = len(model.s) <= SMALL
+    for _ in range(grain.asked):
         model.restrict(goal.budget_bytes, excess)
-        saved, recompute_ns = (_branch if len(model.s) <= _SMALL else _dive)(model, clock)
+        saved, recompute_ns = _branch(model, clock) if small else _dive(model, clock, grain.dives)
         relaxed_ns = recompute_ns if not answers else relaxed_ns
         if saved is None or clock.up():
             break
@@ -151,7 +205,7 @@ def _branch(model: Residency, clock: Clock) -> tuple[frozenset[int] | None, floa
     return (None, -math.inf) if found is None else (found.saved, found.recompute_ns)
 
 
-def _dive(model: Residency, clock: Clock) -> tuple[frozenset[int] | None, float]:
+def _dive(model: Residency, clock: Clock, dives: int) -> tuple[frozenset[int] | None, float]:
     """Solve the relaxation, fix what is whole and half of the rest, and repeat.
 
     Returns:
@@ -159,7 +213,7 @@ def _dive(model: Residency, clock: Clock) -> tuple[frozenset[int] | None, float]
     """
     chosen: frozenset[int] | None = None
     recompute_ns = -math.inf
-    for _ in range(_DIVES):
+    for _ in range(dives):
         relaxed = model.relax(time_limit_s=clock.left_s())
         if relaxed is None:
             break
