@@ -6,6 +6,7 @@ refused, and what does not gets a plan, in this process and in any other; but wh
 beginning of the descent is within the budget already, the rest of it need not be known.
 """
 
+import threading
 from dataclasses import replace
 from functools import lru_cache
 
@@ -59,19 +60,27 @@ class _Descent:
     def __init__(self, core: RematProblem) -> None:
         self.search = Search(bytes_only(core))
         self.clock = Clock(0)
-        block = starts(self.search)[1]
-        self._way = self.search.descend(block, _HIGHEST, effort=_EFFORT, clock=self.clock)
-        self.best = block
+        self._begin()
+        self._lock = threading.Lock()
+
+    def _begin(self) -> None:
+        self.best = starts(self.search)[1]
+        self._way = self.search.descend(self.best, _HIGHEST, effort=_EFFORT, clock=self.clock)
+        self._cut_short = False
 
     def reaches(self, budget_bytes: int, clock: Clock) -> bool:
         """Does the first way down lead to a budget? [bytes]"""
-        self.clock.end = clock.end
-        while self.best.peak_bytes > budget_bytes and not clock.up():
-            below = next(self._way, None)
-            if below is None:
-                break
-            self.best = below
-        return self.best.peak_bytes <= budget_bytes
+        with self._lock:
+            if self._cut_short:  # by the time limit of an earlier caller
+                self._begin()
+            self.clock.end = clock.end
+            while self.best.peak_bytes > budget_bytes and not clock.up():
+                below = next(self._way, None)
+                if below is None:
+                    break
+                self.best = below
+            self._cut_short = clock.up()
+            return self.best.peak_bytes <= budget_bytes
 
     def least(self, clock: Clock) -> Judged:
         """Go down to the end, and while the problem is not large ask the integer program too."""
