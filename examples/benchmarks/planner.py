@@ -123,6 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             seconds.append(found.wall_s)
             print(*rows[-1], sep="  ", file=sys.stderr, flush=True)
             for row, good in compared(name, problem, budget_bytes, options.others):
+                print(*row, sep="  ", file=sys.stderr, flush=True)
                 against.append(row)
                 beaten += not good
         times.append((nodes, (name, f"{nodes:,}", *(f"{s:.1f}" for s in seconds))))
