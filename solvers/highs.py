@@ -6,7 +6,6 @@ messages is called here directly. That entry is not documented; where a release 
 it, the import below says so.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -38,20 +37,19 @@ _NOTHING = (
 )
 _FOUND = (_ENDED.TERMINATION_REASON_OPTIMAL, _ENDED.TERMINATION_REASON_FEASIBLE)
 _LEAST_S = 0.01  # a limit of 0 would mean none
+_MOST_S = 1e9  # and a message holds no more than ten thousand years
 
 
-class Found(NamedTuple):
-    """An answer of HiGHS.
+class Answer(NamedTuple):
+    """What HiGHS found.
 
     Attributes:
-        wanted: Variables whose values were asked for, ascending.
-        values: Their values.
+        values: Values of the variables that were asked for.
         bound: No solution is below it.
         optimal: It was solved to the end.
     """
 
-    wanted: Sequence[int]
-    values: Sequence[float]
+    values: Mapping[int, float]
     bound: float
     optimal: bool
 
@@ -62,7 +60,7 @@ def run_highs(
     wanted: Sequence[int],
     hint: Mapping[int, float],
     time_limit_s: float,
-) -> Found | None:
+) -> Answer | None:
     """Solve a program.
 
     Args:
@@ -78,9 +76,8 @@ def run_highs(
     Raises:
         SolverError: HiGHS failed.
     """
-    limit_s = max(_LEAST_S, time_limit_s)
-    if math.isfinite(limit_s):
-        parameters.time_limit.FromNanoseconds(int(limit_s * 1e9))
+    limit_s = min(max(_LEAST_S, time_limit_s), _MOST_S)
+    parameters.time_limit.FromNanoseconds(int(limit_s * 1e9))
     try:
         result = _core.solve(
             model,
@@ -103,9 +100,8 @@ def run_highs(
     if not result.solutions:
         return None
     values = result.solutions[0].primal_solution.variable_values
-    return Found(
-        values.ids,
-        values.values,
+    return Answer(
+        dict(zip(values.ids, values.values, strict=True)),
         ended.objective_bounds.dual_bound,
         ended.reason == _ENDED.TERMINATION_REASON_OPTIMAL,
     )

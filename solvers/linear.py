@@ -7,28 +7,12 @@ one message (``highs``): building it object by object took longer than solving i
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from ortools.math_opt import model_pb2, parameters_pb2
 
-from fxremat.solvers.highs import run_highs
+from fxremat.solvers.highs import Answer, run_highs
 
 Term = tuple[int, float]  # a variable and its factor
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What HiGHS found.
-
-    Attributes:
-        values: Values of the variables that were asked for.
-        bound: No solution is below it.
-        optimal: It was solved to the end.
-    """
-
-    values: Mapping[int, float]
-    bound: float
-    optimal: bool
 
 
 class LinearProgram:
@@ -172,8 +156,4 @@ class LinearProgram:
     ) -> Answer | None:
         """Run HiGHS."""
         model = self._built(whole=whole)
-        found = run_highs(model, parameters, wanted, hint, time_limit_s)
-        if found is None:
-            return None
-        values = dict(zip(found.wanted, found.values, strict=True))
-        return Answer(values, found.bound, found.optimal)
+        return run_highs(model, parameters, wanted, hint, time_limit_s)

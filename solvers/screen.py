@@ -91,8 +91,8 @@ class Screen:
         self.whole = np.int16 if self.never + 4 < np.iinfo(np.int16).max else np.int32
         values = [g for g, s in enumerate(storages) if 0 <= s.producer < problem.num_forward]
         self.row_of = {g: row for row, g in enumerate(values)}
-        self.first = np.array([[needs.first(g)] for g in values], dtype=self.whole)
-        self.until = np.array([[needs.last(g)] for g in values], dtype=self.whole)
+        self.first = np.array([needs.first(g) for g in values], dtype=self.whole)[:, None]
+        self.until = np.array([needs.last(g) for g in values], dtype=self.whole)[:, None]
         always = [g in needs.kept or g not in problem.replays_of for g in values]
         self.always: Flags = np.array(always, dtype=np.bool_)
         self.rows = np.array([self.row_of[g] for g in self.columns], dtype=np.intp)
